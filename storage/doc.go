@@ -1,0 +1,55 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package storage runs the one etcd that all tenants of a host share, and keeps them out of each other's way in it.
+//
+// It owns etcd's process-within-the-process, the unix socket to it, a pool of clients, the namespace of each tenant,
+// what each tenant stores and may store, and the maintenance of the file: compaction, defragmentation and recovery
+// from a full disk quota. It imports nothing of tenantd. host opens it; tenant and pki use it through interfaces of
+// their own.
+//
+//	store, err := storage.Open(ctx, storage.Config{Dir: "/var/lib/tenantd/etcd", Logger: log})
+//	if err != nil {
+//		return err
+//	}
+//	defer store.Close()
+//	store.SetLimits(tenant.UID, storage.Limits{Bytes: 1 << 30})
+//	prefix, err := store.Prefix(tenant.UID)     // "/tenants/<uid>/"
+//	_, err = store.Conn().Put(ctx, prefix+"registry/pods/default/a", object)
+//	if refusal, ok := storage.IsQuota(err); ok {
+//		log.Warn("tenant is full", "tenant", refusal.Tenant, "limit", refusal.Cause, "used", refusal.Used)
+//	}
+//	err = <-store.Err()                         // etcd failed: close, and restart the process
+//
+// # Limits
+//
+// Every client's request passes a gRPC interceptor. A put that would take a tenant beyond one of its [Limits] (bytes of
+// live keys and values, number of objects, size of one, number and bytes of CustomResourceDefinitions) is refused with
+// ResourceExhausted; see [QuotaError]. Updates of existing objects may go a little beyond a limit of bytes, and
+// those that do not grow always pass, because deleting an object or renewing a node's lease is an update first. Where
+// a limit is lowered, that little begins at what the tenant has, and sinks with it. Reads, deletes and compactions
+// are never refused, nor is what a control plane writes in order to start: all that is not below registry/, and its
+// own bookkeeping there. What has been overwritten but not compacted away is counted
+// apart: above the quota's worth of it history is compacted early, above twice that further rewriting is refused for
+// the seconds until it is. Where all tenants together fill the backend, space is freed from 85 % on and tenants are
+// refused from 95 % on (updates 97 %), which leaves the rest to the host, whose keys are all those not under a
+// tenant's prefix. etcd's own alarm, at 100 %, should so never be raised, and is cleared when there is space again.
+//
+// # Pauses
+//
+// A defragmentation stops reads and writes while it copies the live data. Writes wait outside of etcd meanwhile, so
+// none fails unless its own deadline passes. 200 MiB take 1 s with fsync on a virtual machine's disk, so the default
+// of [DefaultDefragMaxBytes] bounds the pause to about 5 s; only a backend that is nearly full is defragmented beyond.
+//
+// # Trust
+//
+// Whoever opens the socket reads and writes everything of every tenant: its directory is private to this user, and no
+// TCP port is opened, for clients or peers. etcd's HTTP endpoints (/metrics, /health, /version) are on the same
+// socket; its REST gateway and profiling are off.
+//
+// # Failure
+//
+// Writes are on the disk before they are acknowledged. Where etcd ends a process by a fatal or panic log line, it ends
+// one goroutine here and [Store.Err] delivers the reason; the store then only serves to be closed. A panic of etcd's
+// that is not logged first still ends the process.
+package storage

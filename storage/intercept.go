@@ -1,0 +1,91 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storage
+
+import (
+	"context"
+	"errors"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+)
+
+// intercept stands between every client and etcd's own handlers. It decides on growth, holds writes while the
+// database is being rewritten, and notes what was acknowledged.
+func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	puts, writes := examine(req)
+	if !writes {
+		return handler(ctx, req)
+	}
+	if err := s.gate.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.gate.leave()
+
+	var held *admission
+	if len(puts) > 0 {
+		var err error
+		if held, err = s.ledger.admit(puts); err != nil {
+			return nil, err
+		}
+		if used, limit, full := s.space.full(puts, held.creates); full {
+			s.ledger.settle(held, 0)
+			s.ledger.refuse(puts[0].tenant)
+			return nil, QuotaError{Tenant: puts[0].tenant, Cause: CauseBackend, Used: used, Limit: limit}
+		}
+	}
+
+	resp, err := handler(ctx, req)
+
+	var rev int64
+	if answer, ok := resp.(interface{ GetHeader() *pb.ResponseHeader }); ok && err == nil {
+		rev = answer.GetHeader().GetRevision()
+		s.ledger.ack(rev)
+	}
+	if held != nil {
+		s.ledger.settle(held, rev)
+	}
+	switch compaction, ok := req.(*pb.CompactionRequest); {
+	case ok && err == nil:
+		s.ledger.forgetHistory(compaction.GetRevision())
+	case errors.Is(err, rpctypes.ErrGRPCNoSpace):
+		s.wake()
+	}
+	return resp, err
+}
+
+// examine returns a request's puts of tenants' keys that limits apply to, and whether the request goes through etcd's log at all.
+func examine(req any) (puts []put, writes bool) {
+	switch r := req.(type) {
+	case *pb.PutRequest:
+		return appendPut(nil, r), true
+	case *pb.TxnRequest:
+		return appendTxn(nil, r), true
+	case *pb.DeleteRangeRequest, *pb.CompactionRequest, *pb.LeaseGrantRequest, *pb.LeaseRevokeRequest:
+		return nil, true
+	}
+	return nil, false
+}
+
+func appendTxn(puts []put, txn *pb.TxnRequest) []put {
+	for _, branch := range [][]*pb.RequestOp{txn.GetSuccess(), txn.GetFailure()} {
+		for _, op := range branch {
+			if r := op.GetRequestPut(); r != nil {
+				puts = appendPut(puts, r)
+			} else if nested := op.GetRequestTxn(); nested != nil {
+				puts = appendTxn(puts, nested)
+			}
+		}
+	}
+	return puts
+}
+
+func appendPut(puts []put, r *pb.PutRequest) []put {
+	tenant, prefix, ok := splitKey(r.GetKey())
+	if !ok || !limited(r.GetKey()[prefix:]) {
+		return puts
+	}
+	return append(puts, put{tenant: tenant, prefix: prefix, key: r.GetKey(), value: len(r.GetValue())})
+}

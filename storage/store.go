@@ -1,0 +1,477 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storage
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+const (
+	// watchProgress is how often an idle watch hears of the current revision. An API server's consistent reads from
+	// its cache wait for that.
+	watchProgress = 5 * time.Second
+	// requestBytes leaves room for what updates may add to the largest object, and for a request's keys.
+	requestBytes = MaxObjectBytes + MaxObjectBytes/updateSlack + 64<<10
+	// logEntries of etcd's log stay in memory for followers that lag. Each may be as large as a request.
+	logEntries = 500
+	// logBeforeSnapshot is the log replayed at start at most.
+	logBeforeSnapshot = 5000
+	// peerURL is this member's name among its peers. Nothing listens there while there is one host.
+	peerURL = "http://127.0.0.1:2380"
+	// closePatience is how long Close waits for an etcd that may have lost a goroutine.
+	closePatience = 30 * time.Second
+	// failedPatience is the same for an etcd that has failed.
+	failedPatience = 3 * time.Second
+	// wipePage is the number of keys deleted by one request, so that others' writes fit in between.
+	wipePage = 1000
+)
+
+// Store is a running etcd and what is known about the tenants in it. All methods are safe for concurrent use; none
+// but Close, Err and Collector may be called after Close.
+type Store struct {
+	// constant after Open
+	cfg      Config
+	log      *slog.Logger
+	endpoint string
+	tempDir  string // made for the socket; empty if none was
+	lock     *os.File
+	etcd     *embed.Etcd
+	etcdLog  *zap.Logger
+	client   *clientv3.Client
+	pool     []*clientv3.Client
+	ledger   *ledger
+	space    space
+	gate     gate
+	terminal lastWords
+	failed   atomic.Bool // after monitor has seen the terminal error
+	err      chan error
+	wakeup   chan struct{}
+
+	next    atomic.Uint64
+	stop    context.CancelFunc // ends upkeep
+	upkeep  sync.WaitGroup     // maintenance, the ledger and the monitor
+	defrags sync.Mutex         // held by the one that has the gate shut
+
+	compactions, defragmentations atomic.Int64
+
+	quiet    atomic.Bool // etcd is being stopped: what it complains of is our doing
+	closing  chan struct{}
+	closed   sync.Once
+	closeErr error
+}
+
+// Usage is what one tenant stores.
+type Usage struct {
+	Live    int64 // bytes of current keys and values
+	History int64 // bytes of earlier versions that are not compacted away yet
+	Keys    int64 // number of current keys
+	Quota   int64 // bound of Live, in bytes
+	// Objects is the number of keys below registry/: what its users stored, and a few of the API server's own.
+	Objects int64
+	// CRDs are the CustomResourceDefinitions among them, CRDBytes their keys and values.
+	CRDs, CRDBytes int64
+	// Full is whether Live has reached Quota, or a write that was refused within the last RefusalMemory would be
+	// refused again: a tenant whose objects are large is full before its last byte is used.
+	Full bool
+}
+
+// RefusalMemory is how long a refused write keeps a tenant full. It may never come again, and smaller ones may fit.
+const RefusalMemory = 5 * time.Minute
+
+// Open starts etcd on cfg.Dir and returns when it serves and every tenant's storage is counted. It drops all history,
+// for whoever watched it is gone. Errors say what is wrong with the directory and what to do. Giving up by ctx leaves
+// the directory locked until etcd, which cannot be interrupted, has started and been stopped.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("open storage: %w", err)
+	}
+	s := &Store{
+		cfg:      cfg,
+		log:      cfg.Logger,
+		ledger:   newLedger(cfg.TenantQuota),
+		space:    space{quota: cfg.BackendQuota},
+		terminal: newLastWords(),
+		err:      make(chan error, 1),
+		wakeup:   make(chan struct{}, 1),
+		closing:  make(chan struct{}),
+	}
+	if err := s.open(ctx); err != nil {
+		return nil, fmt.Errorf("open storage in %s: %w", cfg.Dir, withRemedy(err))
+	}
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context) (err error) {
+	if err := privateDir(s.cfg.Dir); err != nil {
+		return err
+	}
+	if s.lock, err = lockDir(s.cfg.Dir); err != nil {
+		return err
+	}
+	var socket string
+	release := func() {
+		if s.tempDir != "" {
+			os.RemoveAll(s.tempDir)
+		}
+		s.lock.Close()
+	}
+	unborn, err := inspect(s.cfg.Dir)
+	if err == nil && unborn {
+		s.log.Warn("etcd's first start was interrupted before it stored anything, starting again", "dir", s.cfg.Dir)
+		err = os.RemoveAll(filepath.Join(s.cfg.Dir, "member"))
+	}
+	if err == nil {
+		err = checkSpace(s.cfg.Dir)
+	}
+	if err != nil {
+		release()
+		return err
+	}
+	if socket, s.tempDir, err = socketPath(s.cfg); err != nil {
+		release()
+		return err
+	}
+	s.endpoint = "unix://" + socket
+	s.etcdLog = newEtcdLogger(s.log, s.terminal, &s.quiet)
+
+	result := make(chan error, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended) // also if etcd's last words end this goroutine
+		var err error
+		s.etcd, err = embed.StartEtcd(s.etcdConfig(socket))
+		result <- err
+	}()
+	select {
+	case err = <-result:
+	case err = <-s.terminal:
+		// etcd's goroutine is gone and its files stay open until the process ends.
+		release()
+		return err
+	case <-ctx.Done():
+		go func() {
+			<-ended
+			if s.etcd != nil {
+				s.stopEtcd()
+			}
+			release()
+		}()
+		return fmt.Errorf("start etcd: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		release()
+		return fmt.Errorf("start etcd: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			s.closeErr = errors.Join(s.closeClients(), s.closeEtcd())
+			release()
+		}
+	}()
+
+	select {
+	case <-s.etcd.Server.ReadyNotify():
+	case err := <-s.terminal:
+		return err
+	case err := <-s.etcd.Err():
+		return fmt.Errorf("start etcd: %w", err)
+	case <-s.etcd.Server.StopNotify():
+		return errors.New("start etcd: it stopped at once")
+	case <-ctx.Done():
+		return fmt.Errorf("etcd is not ready: %w", context.Cause(ctx))
+	}
+	s.space.attach(s.sizes, func() { s.etcd.Server.Backend().ForceCommit() })
+	for range s.cfg.Connections + 1 {
+		// The client logs what it also returns: every refusal, for one.
+		c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.endpoint}, Logger: zap.NewNop()})
+		if err != nil {
+			return fmt.Errorf("connect to %s: %w", s.endpoint, err)
+		}
+		s.pool = append(s.pool, c)
+	}
+	s.client, s.pool = s.pool[0], s.pool[1:]
+
+	running, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	kv := s.etcd.Server.KV()
+	follow, err := s.ledger.start(running, kv)
+	if err != nil {
+		stop()
+		return fmt.Errorf("count tenants' storage: %w", err)
+	}
+	s.upkeep.Go(func() {
+		if err := follow(); err != nil {
+			s.terminal.say(err)
+		}
+	})
+	if err := s.compactTo(ctx, kv.Rev()); err != nil {
+		stop()
+		s.upkeep.Wait()
+		return err
+	}
+	s.upkeep.Go(func() { s.maintain(running) })
+	s.upkeep.Go(s.monitor)
+	s.log.Info("storage is open", "dir", s.cfg.Dir, "endpoint", s.endpoint, "revision", kv.Rev())
+	return nil
+}
+
+func (s *Store) etcdConfig(socket string) *embed.Config {
+	cfg := embed.NewConfig()
+	cfg.Name = s.cfg.Name
+	cfg.Dir = s.cfg.Dir
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.etcdLog)
+	cfg.UnsafeNoFsync = s.cfg.UnsafeNoFsync
+	cfg.QuotaBackendBytes = s.cfg.BackendQuota
+	cfg.MaxRequestBytes = requestBytes
+	cfg.BackendFreelistType = "map" // the array's cost grows with the square of what compaction frees
+	cfg.SnapshotCount = logBeforeSnapshot
+	cfg.SnapshotCatchUpEntries = logEntries
+	cfg.WatchProgressNotifyInterval = watchProgress
+	cfg.EnableGRPCGateway = false
+
+	client := url.URL{Scheme: "unix", Path: socket}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	peer, _ := url.Parse(peerURL)
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{*peer}
+	cfg.InitialCluster = cfg.Name + "=" + peerURL
+	// Used once, for a new directory: no two installations are the same cluster by accident.
+	cfg.InitialClusterToken = rand.Text()
+
+	cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.intercept)}
+	return cfg
+}
+
+func (s *Store) sizes() (size, inUse int64) {
+	backend := s.etcd.Server.Backend()
+	return backend.Size(), backend.SizeInUse()
+}
+
+// monitor turns the first end of anything into the terminal error.
+func (s *Store) monitor() {
+	var err error
+	select {
+	case <-s.closing:
+		return
+	case err = <-s.terminal:
+	case err = <-s.etcd.Err():
+	case <-s.etcd.Server.StopNotify():
+		err = errors.New("etcd stopped")
+	}
+	select {
+	case <-s.closing:
+		return
+	default:
+	}
+	if err == nil {
+		err = errors.New("etcd stopped serving")
+	}
+	err = fmt.Errorf("storage failed, restart the process: %w", withRemedy(err))
+	s.failed.Store(true)
+	s.log.Error("storage failed", "error", err)
+	s.err <- err
+}
+
+// Client is the host's own client, for keys outside of tenants. The store closes it.
+func (s *Store) Client() *clientv3.Client { return s.client }
+
+// Conn returns the next client of the pool. It is shared; the store closes it.
+func (s *Store) Conn() *clientv3.Client {
+	return s.pool[(s.next.Add(1)-1)%uint64(len(s.pool))]
+}
+
+// Endpoint is the address clients dial, "unix:///…", as --etcd-servers takes it. Whoever can open the socket can read
+// and write everything, so the directory is private to this user.
+func (s *Store) Endpoint() string { return s.endpoint }
+
+// Err delivers the error that ended etcd, if one did; the store must then be closed and the process restarted. Close
+// closes the channel.
+func (s *Store) Err() <-chan error { return s.err }
+
+// Prefix is where a tenant's keys are: "/tenants/<uid>/". It fails for a uid that cannot be part of a key.
+func (s *Store) Prefix(tenantUID string) (string, error) {
+	if err := validTenant(tenantUID); err != nil {
+		return "", err
+	}
+	return tenantsPrefix + tenantUID + "/", nil
+}
+
+// SetLimits bounds what a tenant stores. Limits are not stored: set them when a tenant is loaded. A tenant above its
+// new limits keeps what it has, may delete and may update what it does not make larger.
+func (s *Store) SetLimits(tenantUID string, limits Limits) { s.ledger.setLimits(tenantUID, limits) }
+
+// Bytes is what a tenant has below a directory of its registry, such as "/pods/" or "/apps.example.com/things/default":
+// bytes of keys and values, and the number of keys. It takes the same time for any number of keys, and does not wait
+// for the bookkeeping. Directories are known down to the namespaces of a resource; of others it says 0.
+func (s *Store) Bytes(tenantUID, directory string) (bytes, keys int64) {
+	d := s.ledger.below(tenantUID, directory)
+	return d.bytes, d.keys
+}
+
+// Usage is what a tenant stores, with every write that was acknowledged before the call. It waits for the bookkeeping,
+// microseconds normally and as long as a defragmentation at worst.
+func (s *Store) Usage(tenantUID string) Usage {
+	// Without a context, the wait ends only by catching up or by closing; either way the books are the answer.
+	_ = s.ledger.waitAcked(context.Background())
+	defer s.ledger.mu.Unlock()
+	return s.ledger.usage(tenantUID)
+}
+
+// Tenants returns, sorted, the uids that own at least one key.
+func (s *Store) Tenants(ctx context.Context) ([]string, error) {
+	err := s.ledger.waitAcked(ctx)
+	defer s.ledger.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("list tenants in storage: %w", err)
+	}
+	var uids []string
+	for uid, a := range s.ledger.tenants {
+		if len(a.sizes) > 0 {
+			uids = append(uids, uid)
+		}
+	}
+	slices.Sort(uids)
+	return uids, nil
+}
+
+// Wipe deletes every key of a tenant, makes sure that none is left and forgets the tenant's accounting and limits. It
+// may be repeated. Leases the tenant took go when they expire. Stop the tenant's API servers first: Wipe fails if
+// keys keep coming.
+func (s *Store) Wipe(ctx context.Context, tenantUID string) error {
+	prefix, err := s.Prefix(tenantUID)
+	if err != nil {
+		return fmt.Errorf("wipe a tenant's storage: %w", err)
+	}
+	if err := s.wipe(ctx, prefix); err != nil {
+		return fmt.Errorf("wipe storage of tenant %s: %w", tenantUID, err)
+	}
+	s.ledger.close(tenantUID)
+	return nil
+}
+
+func (s *Store) wipe(ctx context.Context, prefix string) error {
+	end := clientv3.GetPrefixRangeEnd(prefix)
+	for range 3 {
+		for from := prefix; ; {
+			page, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithKeysOnly(), clientv3.WithLimit(wipePage))
+			if err != nil {
+				return err
+			}
+			if len(page.Kvs) == 0 {
+				break
+			}
+			after := string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+			if _, err := s.client.Delete(ctx, from, clientv3.WithRange(after)); err != nil {
+				return err
+			}
+			from = after
+		}
+		left, err := s.client.Get(ctx, prefix, clientv3.WithRange(end), clientv3.WithCountOnly())
+		if err != nil {
+			return err
+		}
+		if left.Count == 0 {
+			err := s.ledger.wait(ctx, left.Header.Revision)
+			s.ledger.mu.Unlock()
+			return err
+		}
+	}
+	return errors.New("keys keep being written: stop the tenant's API servers first")
+}
+
+// Close stops everything, in this order: maintenance and bookkeeping; the clients, which ends their watches; etcd;
+// the socket's directory and the lock. Other users of the endpoint, API servers above all, must be stopped before:
+// one told to stop together with its etcd may never return. Close may be repeated.
+func (s *Store) Close() error {
+	s.closed.Do(func() {
+		close(s.closing)
+		s.stop()
+		// A goroutine of etcd that failed may have taken a lock with it.
+		if !s.within(s.upkeep.Wait) {
+			s.closeErr = errors.New("close storage: its bookkeeping did not stop: end the process")
+		}
+		s.closeErr = errors.Join(s.closeErr, s.closeClients(), s.closeEtcd())
+		if s.tempDir != "" {
+			s.closeErr = errors.Join(s.closeErr, os.RemoveAll(s.tempDir))
+		}
+		s.closeErr = errors.Join(s.closeErr, s.lock.Close())
+		close(s.err)
+		s.log.Info("storage is closed", "dir", s.cfg.Dir)
+	})
+	return s.closeErr
+}
+
+func (s *Store) closeClients() error {
+	var errs []error
+	for _, c := range append(s.pool, s.client) {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close clients: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) closeEtcd() error {
+	if !s.within(s.stopEtcd) {
+		return errors.New("close etcd: it did not stop: end the process")
+	}
+	select {
+	case err := <-s.terminal:
+		return fmt.Errorf("close etcd: %w", err)
+	default:
+		return nil
+	}
+}
+
+// within runs f on a goroutine of its own, which etcd's last words may end, and
+// reports whether it ended in time. What has failed is not waited for as long as
+// what has work to finish.
+func (s *Store) within(f func()) bool {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f()
+	}()
+	limit := closePatience
+	if s.failed.Load() {
+		limit = failedPatience
+	}
+	patience := time.NewTimer(limit)
+	defer patience.Stop()
+	select {
+	case <-ended:
+		return true
+	case <-patience.C:
+		return false
+	}
+}
+
+func (s *Store) stopEtcd() {
+	s.quiet.Store(true)
+	select {
+	case <-s.etcd.Server.ReadyNotify():
+	default:
+		s.etcd.Server.Stop() // or its Close waits for a listener that waits for readiness
+	}
+	s.etcd.Close()
+}
