@@ -1,0 +1,230 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package limit
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// party is a tenant at a gate.
+type party struct{ flow *flow }
+
+// enter starts a request, and says whether it got its turn.
+func (p party) enter(ctx context.Context, own bool) (*ticket, bool) {
+	t := &ticket{own: own, turn: turn{flow: p.flow}}
+	return t, t.turn.begin(ctx, own)
+}
+
+// carrying is the context of a request.
+func carrying(ctx context.Context, t *ticket) context.Context {
+	return context.WithValue(ctx, ticketKey{}, t)
+}
+
+func TestGateHoldsBackOneAmongOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		a, b := party{g.flow()}, party{g.flow()}
+		// Alone, all run at once.
+		for range 5 {
+			held, ok := a.enter(t.Context(), false)
+			if !ok {
+				t.Fatal("held back alone")
+			}
+			defer held.turn.end()
+		}
+		// Another comes, and is not held up by them.
+		began := time.Now()
+		other, _ := b.enter(t.Context(), false)
+		other.turn.end()
+		if time.Since(began) != 0 {
+			t.Errorf("waited %s for the requests of another tenant", time.Since(began))
+		}
+		time.Sleep(slice / 2)
+		// Now there is one turn at a time, in the order of arrival.
+		var order []int
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for i := range 3 {
+			all.Go(func() {
+				r, _ := a.enter(t.Context(), false)
+				defer r.turn.end()
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				if a.flow.running.Len() != 1 {
+					t.Errorf("%d run at once", a.flow.running.Len())
+				}
+				time.Sleep(time.Millisecond)
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		if fmt.Sprint(order) != "[0 1 2]" {
+			t.Errorf("order %v", order)
+		}
+	})
+}
+
+// What waits leaves when its client does, and takes nothing with it.
+func TestGateForgetsWhoLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		a, b := party{g.flow()}, party{g.flow()}
+		b.enter(t.Context(), false)
+		first, _ := a.enter(t.Context(), false)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		gone, ok := a.enter(ctx, false)
+		if ok || a.flow.waiting.Len() != 0 {
+			t.Errorf("turn %v, %d waiting", ok, a.flow.waiting.Len())
+		}
+		gone.turn.end()
+		first.turn.end()
+		if a.flow.running.Len() != 0 {
+			t.Errorf("%d still run", a.flow.running.Len())
+		}
+	})
+}
+
+// A request that waits for something without saying so, for ever even, does not hold
+// up its tenant.
+func TestTurnsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		a, b := party{g.flow()}, party{g.flow()}
+		b.enter(t.Context(), false)
+		stuck, _ := a.enter(t.Context(), false)
+		began := time.Now()
+		next, _ := a.enter(t.Context(), false)
+		if time.Since(began) != slice {
+			t.Errorf("the next one waited %s", time.Since(began))
+		}
+		stuck.turn.end()
+		next.turn.end()
+		if a.flow.running.Len() != 0 {
+			t.Errorf("%d still run", a.flow.running.Len())
+		}
+	})
+}
+
+// While a request is outside another one runs; several goroutines of it may be, and
+// one may still be when the request has ended.
+func TestOutside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		a, b := party{g.flow()}, party{g.flow()}
+		b.enter(t.Context(), false)
+		first, _ := a.enter(t.Context(), false)
+		ctx := carrying(t.Context(), first)
+		back1, back2 := Outside(ctx), Outside(ctx)
+		began := time.Now()
+		second, _ := a.enter(t.Context(), false)
+		if time.Since(began) != 0 {
+			t.Errorf("waited %s for one that is outside", time.Since(began))
+		}
+		back1()
+		back1()
+		if a.flow.running.Len() != 1 {
+			t.Errorf("%d run while one is outside", a.flow.running.Len())
+		}
+		back2() // not for long, though the second one has the turn
+		if waited := time.Since(began); waited != nestedPatience {
+			t.Errorf("waited %s to come back", waited)
+		}
+		late := Outside(ctx)
+		first.turn.end()
+		second.turn.end()
+		late()
+		if a.flow.running.Len() != 0 || a.flow.waiting.Len() != 0 {
+			t.Errorf("%d run, %d wait", a.flow.running.Len(), a.flow.waiting.Len())
+		}
+	})
+	Outside(t.Context())() // of no request
+}
+
+// The control plane asks itself while it answers, several levels deep and over all
+// its turns: it never waits for itself.
+func TestNestedRequestsDoNotDeadlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(2)
+		other := party{g.flow()}
+		limiter := New("acme", Config{}, g)
+		var h http.Handler
+		ask := func(ctx context.Context, path string, own bool) {
+			if own {
+				ctx = context.WithValue(ctx, http.LocalAddrContextKey, ownAddr{})
+			}
+			r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+			r.Header.Set("Authorization", "Bearer good")
+			h.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		lock := make(chan struct{}, 1) // what upstream may hold while it asks itself
+		var answered atomic.Int32
+		h = limiter.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if depth := len(r.URL.Path); depth < 6 {
+				lock <- struct{}{}
+				defer func() { <-lock }()
+				for range 3 {
+					// On a new connection: the context does not go along.
+					ask(t.Context(), "/deepest", true)
+				}
+			}
+			if r.URL.Path == "/outer" {
+				ask(t.Context(), "/a", true)
+			}
+			answered.Add(1)
+		}), func(h http.Handler) http.Handler { return h }, info, long)
+		stop := make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			for {
+				r, _ := other.enter(t.Context(), false)
+				r.turn.end()
+				select {
+				case <-stop:
+					return
+				case <-time.After(activeFor / 2):
+				}
+			}
+		})
+		var clients sync.WaitGroup
+		for range 50 {
+			clients.Go(func() { ask(t.Context(), "/outer", false) })
+		}
+		clients.Wait() // synctest reports a deadlock
+		close(stop)
+		all.Wait()
+		if got := answered.Load(); got != 50+50+3*50 {
+			t.Errorf("%d answers", got)
+		}
+	})
+}
+
+// A client that closes its side while its request waits is not told that all is well.
+func TestNoAnswerForWhoLeaves(t *testing.T) {
+	g := NewGate(1)
+	l := New("acme", Config{}, g)
+	held, _ := party{l.flow}.enter(t.Context(), false)
+	defer held.turn.end()
+	g.mu.Lock()
+	g.seen(g.flow(), time.Now()) // a neighbour
+	g.mu.Unlock()
+	ctx, leave := context.WithCancel(t.Context())
+	leave()
+	defer func() {
+		if got := recover(); got != http.ErrAbortHandler {
+			t.Errorf("ended with %v, want the connection to be ended", got)
+		}
+	}()
+	l.Handler(http.HandlerFunc(ok), func(h http.Handler) http.Handler { return h }, info, long).
+		ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodGet, pods, nil))
+}
