@@ -1,0 +1,73 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"net"
+
+	"github.com/tenantd/tenantd/sni"
+	"github.com/tenantd/tenantd/tenant"
+)
+
+// doors are the listeners of one tenant. All have its name on the one port: what a
+// connection is for it says by its application protocol.
+type doors struct {
+	api     *sni.Listener
+	carrier *sni.Listener
+	tunnel  []net.Listener
+	all     []*sni.Listener
+}
+
+// listen registers the tenant's names with the router. How many connections each
+// listener takes is set with apply.
+func (r *runner) listen() (_ *doors, err error) {
+	d := &doors{}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	open := func(name string, protocols ...string) (*sni.Listener, error) {
+		ln, err := r.host.router.Listen(sni.ListenConfig{
+			Tenant: r.name, Names: []string{name}, Protocols: protocols,
+		})
+		if err == nil {
+			d.all = append(d.all, ln)
+		}
+		return ln, err
+	}
+	if d.api, err = open(r.spec.Hostname); err != nil {
+		return nil, err
+	}
+	if d.carrier, err = open(r.spec.Hostname, tenant.CarrierProtocol); err != nil {
+		return nil, err
+	}
+	agents, err := open(r.spec.Hostname, tenant.TunnelProtocol)
+	if err != nil {
+		return nil, err
+	}
+	d.tunnel = append(d.tunnel, agents)
+	// Under a name of their own agents need not offer the protocol.
+	if k := r.spec.KonnectivityHostname; k != "" {
+		own, err := open(k)
+		if err != nil {
+			return nil, err
+		}
+		d.tunnel = append(d.tunnel, own)
+	}
+	return d, nil
+}
+
+// setMaxConns bounds the connections through each door.
+func (d *doors) setMaxConns(n int) {
+	for _, ln := range d.all {
+		ln.SetMaxConns(n)
+	}
+}
+
+func (d *doors) close() {
+	for _, ln := range d.all {
+		ln.Close()
+	}
+}
