@@ -11,8 +11,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
 )
@@ -189,17 +191,21 @@ func poisonedFlows(_ *testing.T, a *attacker) map[string]string {
 
 func movedPod(t *testing.T, a *attacker) {
 	a.apply(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"one"}}`)
-	node, err := a.CoreV1().Nodes().Get(t.Context(), "one", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	room := corev1.ResourceList{}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods} {
 		room[name] = *quantity("100")
 	}
-	node.Status.Capacity, node.Status.Allocatable = room, room
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
-	if _, err := a.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error { // with the controllers, which write to a new node too
+		node, err := a.CoreV1().Nodes().Get(t.Context(), "one", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		node.Status.Capacity, node.Status.Allocatable = room, room
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+		_, err = a.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	place := func(name string) {
@@ -209,6 +215,9 @@ func movedPod(t *testing.T, a *attacker) {
 		}}
 		eventually(t, "pod "+name+" is made", func() error {
 			_, err := a.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) {
+				return nil // made by an attempt that the tenant's end cut short
+			}
 			return err
 		})
 		eventually(t, "pod "+name+" has a node", func() error {
