@@ -601,6 +601,7 @@ func watchStorm(t *testing.T, a *attacker) {
 func eventFlood(t *testing.T, a *attacker) {
 	var flood sync.WaitGroup
 	var stored, refused, failed atomic.Int64
+	var why atomic.Value // a string: the last failure
 	for worker := range 4 {
 		flood.Go(func() {
 			cfg := a.config()
@@ -614,9 +615,10 @@ func eventFlood(t *testing.T, a *attacker) {
 				resp, err := httpClient.Post(cfg.Host+"/api/v1/namespaces/default/events", "application/json", strings.NewReader(body))
 				if err != nil {
 					failed.Add(1)
+					why.Store(err.Error())
 					continue
 				}
-				io.Copy(io.Discard, resp.Body)
+				answer, _ := io.ReadAll(resp.Body)
 				resp.Body.Close()
 				switch resp.StatusCode {
 				case http.StatusCreated:
@@ -625,12 +627,13 @@ func eventFlood(t *testing.T, a *attacker) {
 					refused.Add(1)
 				default:
 					failed.Add(1)
+					why.Store(resp.Status + ": " + string(answer))
 				}
 			}
 		})
 	}
 	flood.Wait()
 	if failed.Load() > 0 || stored.Load() == 0 {
-		t.Errorf("of the events %d were stored, %d refused, %d failed", stored.Load(), refused.Load(), failed.Load())
+		t.Errorf("of the events %d were stored, %d refused, %d failed, the last because of %v", stored.Load(), refused.Load(), failed.Load(), why.Load())
 	}
 }
