@@ -284,6 +284,11 @@ metadata: {name: worker-1}
 		}
 		return nil
 	})
+	// What API servers say of themselves has the machine's name, which may be too short
+	// to look for.
+	if leases := a.kubectl("", "-n", "kube-system", "get", "leases", "-l", "apiserver.kubernetes.io/identity", "-o", "name"); leases.stdout != "" || leases.code != 0 {
+		t.Errorf("the API server tells who it is: %s%s", leases.stdout, leases.stderr)
+	}
 	machine, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ var mutants = []mutant{
 		"tenant/apiserver.go", "		egressselector.ControlPlane: tunnel.dial,\n", "",
 	}}},
 	{"AggregatedAPIs", "the egress into the cluster", []edit{{
-		"tenant/apiserver.go", "		egressselector.Cluster:      tunnel.dial,\n", "",
+		"tenant/apiserver.go", "newAggregation(s.tunnel.dial, ", "newAggregation((&net.Dialer{}).DialContext, ",
 	}}},
 	{"NodeProxy", "the egress into the cluster", []edit{{
 		"tenant/apiserver.go", "		egressselector.Cluster:      tunnel.dial,\n", "",
