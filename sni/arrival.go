@@ -17,10 +17,14 @@ type arrival struct {
 	buffer peeked
 	hello  scanner
 
-	// trusted is set while the next PROXY header may speak for the client.
-	trusted bool
-	// client is who a trusted proxy says it is, nil when none said so.
+	// trust says what the next PROXY header may: it ends with the first one.
+	trust trust
+	// peer is what counts when no header speaks for the client, if valid.
+	peer netip.Addr
+	// client is who a trusted proxy or a member says it is, nil when none said so.
 	client *net.TCPAddr
+	// forwarded is set when it came from a member, and must not go to another.
+	forwarded bool
 	// claim is the source in the last header, to be logged and not believed.
 	claim netip.AddrPort
 	// byHeader is set when a header named the target, so that the bytes behind it
@@ -28,17 +32,29 @@ type arrival struct {
 	byHeader bool
 }
 
+// trust is what the address that a connection is from entitles it to. A host may
+// be both, with a load balancer of its own.
+type trust struct {
+	proxy  bool // to speak for a client
+	member bool // to do so for a connection that it forwards
+}
+
 // origin returns what the gate counts a connection by, and whether it is from a
-// trusted proxy. What that brings is not counted until its header says whose it
-// is: the proxy's own address is that of everybody behind it.
-func (r *Router) origin(c net.Conn) (source netip.Addr, trusted bool) {
+// trusted proxy or a member. What these bring is not counted until its first bytes
+// say whose it is: their own address is that of everybody behind them.
+func (r *Router) origin(c net.Conn) (source netip.Addr, from trust) {
 	peer := peerOf(c)
+	from.member = r.remotes.isMember(peer)
 	for _, proxy := range r.trustedProxies {
 		if proxy.Contains(peer) {
-			return netip.Addr{}, true
+			from.proxy = true
+			break
 		}
 	}
-	return sourceOf(peer), false
+	if from != (trust{}) {
+		return netip.Addr{}, from
+	}
+	return sourceOf(peer), from
 }
 
 // scan takes PROXY headers out of the buffer and looks for the target in them
@@ -52,16 +68,24 @@ func (a *arrival) scan() (to target, verdict reason) {
 		}
 		a.buffer.discard(h.size)
 		a.claim = h.source
-		if a.trusted {
-			a.trusted = false // the next one is from further away
+		from := a.trust
+		a.trust = trust{} // the next one is from further away
+		switch {
+		case h.forwarded && !from.member:
+			return target{}, forwardedUntrusted
+		case h.forwarded, from.proxy:
+			a.forwarded = h.forwarded
 			a.client = net.TCPAddrFromAddrPort(h.source)
-		} else if h.authority == "" {
+		case h.authority == "":
 			return target{}, proxyUntrusted
 		}
 		if h.authority != "" {
 			a.byHeader = true
 			return target{name: h.authority}, accepted
 		}
+	}
+	if len(a.buffer.bytes) > 0 {
+		a.trust = trust{}
 	}
 	return a.hello.scan(a.buffer.bytes)
 }

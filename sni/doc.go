@@ -5,7 +5,8 @@
 // TLS ClientHello for the name in it (SNI) and hands the connection, with the
 // bytes it read put back in front, to the listener registered for that name.
 // Listeners of one tenant may share a name and be told apart by the protocols
-// that the client offers (ALPN). A PROXY header may name the tenant instead.
+// that the client offers (ALPN). A PROXY header may name the tenant instead. What
+// no listener has may be forwarded to another host.
 //
 // TLS ends in whoever accepts from that listener: this package holds no key and
 // sees no plaintext. A handed-over connection costs no further goroutine, copy
@@ -43,7 +44,35 @@
 // that say whose connection they forward. That address is then the client's, in
 // RemoteAddr and for MaxPendingPerSource, also when such a header has an
 // authority. Behind it comes what the client sent: a ClientHello, or one header
-// more, with an authority.
+// more, with an authority. Members' headers are described under Forwarding.
+//
+// # Forwarding
+//
+// A name that no listener here has is looked up in the table of [Router.SetRemotes],
+// which is replaced as a whole. Its connections are dialled on to the first of its
+// hosts that takes them: a PROXY header (version 2) with the client's address, and
+// with the authority if a header named the tenant; then the bytes that the client
+// has sent; then bytes in both directions, moved by the kernel (splice) where it can.
+// What is open stays where it is when the table changes.
+//
+// The header has an extension of ours (0xE5, "tenantd forwarded"), which is taken
+// from the addresses of [Router.SetMembers] only, and then speaks for the client as
+// a trusted proxy's does: the other host counts and bounds it by its own address,
+// there it is pending until its handshake is over, and from there it is ended. A
+// connection that has it goes to a listener or nowhere: there is one hop at most,
+// whatever the tables say.
+//
+// Here it is pending until it is on its way, and then has a place of
+// [Config].MaxForwarded and MaxForwardedPerName, of each of which one source gets
+// SourceShare. It costs two goroutines, two sockets and, while the kernel moves the
+// bytes, two pipes. The end of one direction is passed on, and the other goes on:
+// without a bound when it is the client that has ended, for 10 s when it is the
+// tenant, so that a client that was turned away there cannot stay here. A peer that
+// is silent is asked whether it is there after 30 s and given up after a minute; a
+// host that is known to be dead need not be waited for: [Router.EndForwards].
+//
+// A name may be said to be expected: its connections wait, at most 128 of them and
+// until their HelloTimeout, for a listener or a host that has it.
 //
 // # What a client that shows nothing can cost
 //
@@ -76,9 +105,17 @@
 //	unknown_name             no listener has this name                    alert unrecognized_name
 //	no_protocol              the name's listeners have other Protocols    alert no_application_protocol
 //	no_name                  no SNI, or an IP address in it               alert unrecognized_name
+//	unreachable              no host that has the name takes it           none
+//	misrouted                from a member, and no listener has the name  none
+//	hold_timeout             nobody has the expected name in time         none
 //	connections              the listener has MaxConns open               alert internal_error
 //	connections_from_source  its source has its SourceShare of them       alert internal_error
-//	backlog                  the listener has Backlog waiting             alert internal_error
+//	backlog                  the listener has Backlog waiting, or the     alert internal_error
+//	                         expected name 128
+//	too_many_forwarded       MaxForwarded reached                         alert internal_error
+//	too_many_forwarded_to_name      MaxForwardedPerName reached           alert internal_error
+//	too_many_forwarded_from_source  its source has its SourceShare        alert internal_error
+//	                                of either
 //	malformed                TLS, but the hello contradicts itself        alert decode_error
 //	too_large                over 16 KiB, or in over 2,048 records        alert internal_error
 //	plain_http               an HTTP request without TLS                  HTTP 400
@@ -95,6 +132,11 @@
 //	proxy_untrusted          no authority in it, nor a trusted proxy      none
 //	proxy_local              a load balancer's health check (LOCAL)       none
 //	proxy_v1                 version 1, which is text                     none
+//	forwarded_untrusted      says that a member forwards it, from none    none
+//
+// Where another host was to answer there is no alert either: clients take an alert
+// for a server's last word, and an end without one for a fault of the network, after
+// which they try again.
 //
 // A connection whose tenant was named by a PROXY header gets no answer at all: it
 // is whatever is behind the proxy that would be spoken to. The reason is the label

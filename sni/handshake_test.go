@@ -405,7 +405,7 @@ func TestBufferIsBounded(t *testing.T) {
 		"zeros":                                        make([]byte, 64<<10),
 	} {
 		var pool buffers
-		a := arrival{buffer: pool.get(), trusted: true}
+		a := arrival{buffer: pool.get(), trust: trust{proxy: true}}
 		largest, verdict := 0, incomplete
 		for rest := stream; verdict == incomplete; {
 			if !a.buffer.grow(&pool) {

@@ -304,6 +304,7 @@ func (r *Router) register(l *Listener, names []string) error {
 	}
 	l.names = wanted
 	r.listeners[l] = struct{}{}
+	r.announce()
 	return nil
 }
 

@@ -10,6 +10,8 @@ type metrics struct {
 	accepted prometheus.Counter
 	refusals *prometheus.CounterVec
 	hello    prometheus.Histogram
+
+	forwarded, forwardedBytes *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -29,6 +31,17 @@ func newMetrics() *metrics {
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5},
 		}),
 	}
+	m.forwarded = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "tenantd_router_forwarded_total",
+		Help: "Connections that were forwarded to another host and have ended, by outcome.",
+	}, []string{"outcome"})
+	m.forwardedBytes = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "tenantd_router_forwarded_bytes_total",
+		Help: "Bytes forwarded behind the hello, by direction, counted when a connection ends.",
+	}, []string{"direction"})
+	for _, o := range outcomes() {
+		m.forwarded.WithLabelValues(string(o))
+	}
 	for _, r := range reasons() {
 		m.refusals.WithLabelValues(string(r))
 	}
@@ -38,9 +51,10 @@ func newMetrics() *metrics {
 func (m *metrics) refused(why reason) { m.refusals.WithLabelValues(string(why)).Inc() }
 
 // Collector returns the router's metrics: tenantd_router_connections_accepted_total,
-// _refused_total{reason}, _pending and _open{tenant}, tenantd_router_hello_seconds
-// and tenantd_router_backlog{tenant}. A tenant's series end when its listeners
-// are closed and its connections gone.
+// _refused_total{reason}, _pending and _open{tenant}, tenantd_router_hello_seconds,
+// tenantd_router_backlog{tenant}, tenantd_router_forwarded_total{outcome},
+// _forwarded_bytes_total{direction} and _forwarded_open. A tenant's series end when
+// its listeners are closed and its connections gone.
 func (r *Router) Collector() prometheus.Collector {
 	return &collector{
 		router: r,
@@ -50,13 +64,15 @@ func (r *Router) Collector() prometheus.Collector {
 			"Connections routed to the tenant and not closed.", []string{"tenant"}, nil),
 		backlog: prometheus.NewDesc("tenantd_router_backlog",
 			"Connections routed to the tenant that it has not accepted yet.", []string{"tenant"}, nil),
+		forwarded: prometheus.NewDesc("tenantd_router_forwarded_open",
+			"Connections that are forwarded to another host.", nil, nil),
 	}
 }
 
 // collector adds what is read off the router when it is asked for.
 type collector struct {
-	router                 *Router
-	pending, open, backlog *prometheus.Desc
+	router                            *Router
+	pending, open, backlog, forwarded *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
@@ -64,9 +80,12 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	c.router.metrics.accepted.Describe(ch)
 	c.router.metrics.refusals.Describe(ch)
 	c.router.metrics.hello.Describe(ch)
+	c.router.metrics.forwarded.Describe(ch)
+	c.router.metrics.forwardedBytes.Describe(ch)
 	ch <- c.pending
 	ch <- c.open
 	ch <- c.backlog
+	ch <- c.forwarded
 }
 
 // Collect implements prometheus.Collector.
@@ -74,10 +93,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.router.metrics.accepted.Collect(ch)
 	c.router.metrics.refusals.Collect(ch)
 	c.router.metrics.hello.Collect(ch)
+	c.router.metrics.forwarded.Collect(ch)
+	c.router.metrics.forwardedBytes.Collect(ch)
 	gauge := func(d *prometheus.Desc, value int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}
 	gauge(c.pending, c.router.gate.count())
+	gauge(c.forwarded, c.router.forwards.count())
 	open, waiting := c.router.load()
 	for tenant := range open {
 		gauge(c.open, open[tenant], tenant)

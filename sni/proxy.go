@@ -20,6 +20,12 @@ const (
 	// maxProxyHeader has room for a worker's header (a name of 253 bytes) and for
 	// what load balancers add about themselves, and fits into firstBuffer.
 	maxProxyHeader = 512
+
+	// forwardedType is of the range for private use (2.2.7), and none of those that
+	// known load balancers have taken. As anybody may use it, it counts with our
+	// value only.
+	forwardedType  = 0xe5
+	forwardedValue = "tenantd forwarded"
 )
 
 // proxyHeader is what a PROXY header says.
@@ -27,6 +33,7 @@ type proxyHeader struct {
 	size      int            // its bytes in the stream
 	source    netip.AddrPort // a claim of whoever sent it
 	authority string         // canonical, empty when it has none
+	forwarded bool           // by another host, or so it says
 }
 
 // readProxyHeader is given the stream so far. It returns incomplete until it can
@@ -80,6 +87,8 @@ func readProxyHeader(b []byte) (h proxyHeader, verdict reason) {
 				return proxyHeader{}, proxyMalformed
 			}
 			h.authority = name
+		case forwardedType:
+			h.forwarded = h.forwarded || string(value) == forwardedValue
 		case checksum:
 			if checked || !sumMatches(b, value, size-len(s)-len(value)) {
 				return proxyHeader{}, proxyMalformed

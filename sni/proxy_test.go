@@ -24,6 +24,9 @@ import (
 
 type tlv = proxyproto.TLV
 
+// byMember is what a host says of what it forwards.
+var byMember = tlv{Type: forwardedType, Value: []byte(forwardedValue)}
+
 func authority(name string) tlv { return tlv{Type: proxyproto.PP2_TYPE_AUTHORITY, Value: []byte(name)} }
 
 // proxied returns a header for a connection from source, as others write it.
@@ -83,6 +86,10 @@ func TestReadProxyHeader(t *testing.T) {
 		{"name in another form", proxied(client4, authority("ACME.Example.com.")), says(client4, "acme.example.com"), accepted},
 		{"longest name", proxied(client6, authority(strings.Repeat("a", 253))), says(client6, strings.Repeat("a", 253)), accepted},
 		{"other extensions", proxied(client4, tlv{Type: proxyproto.PP2_TYPE_ALPN, Value: []byte("h2")}, acme, tlv{Type: 0xea}, noop(3)), says(client4, "acme.example.com"), accepted},
+		{"by a member", proxied(client6, byMember, acme), proxyHeader{source: netip.MustParseAddrPort(client6), authority: "acme.example.com", forwarded: true}, accepted},
+		{"by a member, checksum", summed(proxied(client4, byMember)), proxyHeader{source: netip.MustParseAddrPort(client4), forwarded: true}, accepted},
+		{"our type, of others", proxied(client4, tlv{Type: forwardedType, Value: []byte(forwardedValue + "!")}, tlv{Type: forwardedType}), says(client4, ""), accepted},
+		{"by a member, forged", edit(summed(proxied(client4, byMember)), 31, 'T'), proxyHeader{}, proxyMalformed},
 		{"checksum", summed(proxied(client4, acme)), says(client4, "acme.example.com"), accepted},
 		{"512 bytes", proxied(client4, acme, noop(long)), says(client4, "acme.example.com"), accepted},
 
@@ -146,8 +153,8 @@ func TestReadProxyHeader(t *testing.T) {
 
 // arrived is how far an arrival is after the stream came in pieces of n bytes,
 // and what of the stream its owner would read.
-func arrived(stream []byte, n int, trusted bool) (a arrival, to target, verdict reason, rest []byte) {
-	a.trusted, verdict = trusted, incomplete
+func arrived(stream []byte, n int, from trust) (a arrival, to target, verdict reason, rest []byte) {
+	a.trust, verdict = from, incomplete
 	for verdict == incomplete && len(stream) > 0 {
 		n = min(n, len(stream))
 		a.buffer.bytes = append(a.buffer.bytes, stream[:n]...)
@@ -164,6 +171,10 @@ func FuzzProxyHeader(f *testing.F) {
 		summed(proxied(client6, authority("acme.example.com"))),
 		slices.Concat(proxied(client4), proxied(client6, authority("acme.example.com")), tls),
 		slices.Concat(proxied(client4), tls),
+		slices.Concat(proxied(client4, byMember), tls),
+		proxied(client6, byMember, authority("acme.example.com")),
+		slices.Concat(proxied(client4), proxied(client4, byMember), tls),
+		proxied(client4, tlv{Type: forwardedType, Value: []byte("of others")}, authority("acme.example.com")),
 		raw2(0x20, 0), raw2(0x21, 0x31, make([]byte, 216)), raw2(0x21, 0x11, make([]byte, 600)),
 		[]byte("PROXY TCP4 192.0.2.7 192.0.2.1 1234 443\r\n"),
 	} {
@@ -171,11 +182,12 @@ func FuzzProxyHeader(f *testing.F) {
 		f.Add(seed, false)
 	}
 	f.Fuzz(func(t *testing.T, stream []byte, trusted bool) {
-		once, to, verdict, rest := arrived(stream, max(1, len(stream)), trusted)
+		from := trust{proxy: trusted, member: trusted}
+		once, to, verdict, rest := arrived(stream, max(1, len(stream)), from)
 		for _, n := range []int{1, 3} {
-			again, to2, v, r := arrived(stream, n, trusted)
+			again, to2, v, r := arrived(stream, n, from)
 			if to2.name != to.name || !bytes.Equal(to2.protocols, to.protocols) || v != verdict || !bytes.Equal(r, rest) ||
-				again.claim != once.claim || again.byHeader != once.byHeader || (again.client == nil) != (once.client == nil) {
+				again.claim != once.claim || again.byHeader != once.byHeader || again.forwarded != once.forwarded || (again.client == nil) != (once.client == nil) {
 				t.Fatalf("at once: %+v %q %q, in pieces of %d: %+v %q %q", to, verdict, rest, n, to2, v, r)
 			}
 		}
@@ -184,6 +196,9 @@ func FuzzProxyHeader(f *testing.F) {
 		}
 		if once.client != nil && !trusted {
 			t.Fatalf("believed %s from just anybody", once.client)
+		}
+		if once.forwarded && !trusted {
+			t.Fatal("believed just anybody to be a member")
 		}
 		if verdict == accepted {
 			if again, v := canonical(to.name); again != to.name || v != accepted {
@@ -208,6 +223,7 @@ func FuzzProxyHeader(f *testing.F) {
 		tlvs, err := theirs.TLVs()
 		var names, sums int
 		var name string
+		var forwarded bool
 		for _, tlv := range tlvs {
 			switch tlv.Type {
 			case proxyproto.PP2_TYPE_AUTHORITY:
@@ -215,13 +231,15 @@ func FuzzProxyHeader(f *testing.F) {
 				name, _ = canonical(tlv.Value)
 			case proxyproto.PP2_TYPE_CRC32C:
 				sums++
+			case forwardedType:
+				forwarded = forwarded || string(tlv.Value) == forwardedValue
 			}
 		}
 		switch verdict {
 		case accepted:
 			source, _ := theirs.SourceAddr.(*net.TCPAddr)
 			if source == nil || !source.IP.Equal(ours.source.Addr().AsSlice()) || source.Port != int(ours.source.Port()) ||
-				err != nil || names > 1 || sums > 1 || name != ours.authority || size != ours.size {
+				err != nil || names > 1 || sums > 1 || name != ours.authority || forwarded != ours.forwarded || size != ours.size {
 				t.Fatalf("got %+v, go-proxyproto %+v of %d bytes with %v", ours, theirs, size, tlvs)
 			}
 		case proxyLocal:
@@ -439,20 +457,24 @@ func TestTrustedProxies(t *testing.T) {
 
 func TestOrigin(t *testing.T) {
 	r := New(Config{TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fe80::/10"), {}}})
+	r.SetMembers([]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:11.0.0.1"), netip.MustParseAddr("fd00::1%eth1"), {}})
 	for _, test := range []struct {
-		peer    net.Addr
-		source  string
-		trusted bool
+		peer   net.Addr
+		source string
+		from   trust
 	}{
-		{&net.TCPAddr{IP: net.ParseIP("10.1.2.3")}, "invalid IP", true},
-		{&net.TCPAddr{IP: net.ParseIP("10.1.2.3").To4()}, "invalid IP", true},
-		{&net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}, "invalid IP", true},
-		{&net.TCPAddr{IP: net.ParseIP("11.1.2.3")}, "11.1.2.3", false},
-		{&net.UnixAddr{Name: "@"}, "invalid IP", false},
+		{&net.TCPAddr{IP: net.ParseIP("10.1.2.3")}, "invalid IP", trust{proxy: true}},
+		{&net.TCPAddr{IP: net.ParseIP("10.1.2.3").To4()}, "invalid IP", trust{proxy: true}},
+		{&net.TCPAddr{IP: net.ParseIP("fe80::1"), Zone: "eth0"}, "invalid IP", trust{proxy: true}},
+		{&net.TCPAddr{IP: net.ParseIP("10.0.0.1")}, "invalid IP", trust{proxy: true, member: true}},
+		{&net.TCPAddr{IP: net.ParseIP("11.0.0.1").To4()}, "invalid IP", trust{member: true}},
+		{&net.TCPAddr{IP: net.ParseIP("fd00::1"), Zone: "eth0"}, "invalid IP", trust{member: true}},
+		{&net.TCPAddr{IP: net.ParseIP("11.1.2.3")}, "11.1.2.3", trust{}},
+		{&net.UnixAddr{Name: "@"}, "invalid IP", trust{}},
 	} {
-		source, trusted := r.origin(&remote{addr: test.peer})
-		if source.String() != test.source || trusted != test.trusted {
-			t.Errorf("%s: %s, trusted %v, want %s, %v", test.peer, source, trusted, test.source, test.trusted)
+		source, from := r.origin(&remote{addr: test.peer})
+		if source.String() != test.source || from != test.from {
+			t.Errorf("%s: %s, %+v, want %s, %+v", test.peer, source, from, test.source, test.from)
 		}
 	}
 }

@@ -29,6 +29,15 @@ const (
 	handshakeTooLarge   reason = "handshake_too_large"
 	shutdown            reason = "shutdown"
 
+	// Of connections that another host is to have, or that came from one.
+	unreachable        reason = "unreachable"
+	holdTimeout        reason = "hold_timeout"
+	misrouted          reason = "misrouted"
+	tooManyForwarded   reason = "too_many_forwarded"
+	forwardedOfName    reason = "too_many_forwarded_to_name"
+	forwardedOfSource  reason = "too_many_forwarded_from_source"
+	forwardedUntrusted reason = "forwarded_untrusted"
+
 	// Of PROXY headers.
 	proxyMalformed reason = "proxy_malformed"
 	proxyTooLarge  reason = "proxy_too_large"
@@ -44,6 +53,7 @@ func reasons() []reason {
 		notTLS, plainHTTP, malformed, tooLarge, noName, unknownName, noProtocol, timeout, eof,
 		tooManyPending, tooManySource, connections, connectionsOfSource, backlog, shutdown,
 		handshakeTimeout, handshakeTooLarge,
+		unreachable, holdTimeout, misrouted, tooManyForwarded, forwardedOfName, forwardedOfSource, forwardedUntrusted,
 		proxyMalformed, proxyTooLarge, proxyUntrusted, proxyLocal, proxyV1,
 	}
 }
@@ -58,14 +68,16 @@ const (
 )
 
 // answer returns what the client is sent before its connection is closed, or
-// nil for nothing.
+// nil for nothing. Where another host is or was to answer there is none: clients take
+// an alert for a server's last word, and a connection that ends for a fault of the
+// network, after which they try again.
 func (r reason) answer() []byte {
 	switch r {
 	case unknownName, noName:
 		return alert(alertUnrecognizedName)
 	case noProtocol:
 		return alert(alertNoProtocol)
-	case connections, connectionsOfSource, backlog, tooLarge:
+	case connections, connectionsOfSource, backlog, tooLarge, tooManyForwarded, forwardedOfName, forwardedOfSource:
 		return alert(alertInternalError)
 	case malformed:
 		return alert(alertDecodeError)

@@ -14,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -90,27 +91,52 @@ type Config struct {
 	// can pass for anyone. IPv4 peers match IPv4 prefixes. None by default.
 	TrustedProxies []netip.Prefix
 
+	// MaxForwarded bounds the connections that are forwarded to other hosts, of all
+	// names together. Zero or less means DefaultMaxForwarded.
+	MaxForwarded int
+
+	// MaxForwardedPerName bounds them per name, and so what the clients of a tenant
+	// that another host has can take of this one. Of both bounds a single source
+	// gets SourceShare. Zero or less means DefaultMaxForwardedPerName.
+	MaxForwardedPerName int
+
+	// ForwardFrom is the local address that other hosts are dialled from, which they
+	// must know as a member's ([Router.SetMembers]), and of their addresses' family.
+	// Not valid, it is the kernel's choice.
+	ForwardFrom netip.Addr
+
+	// ForwardGrace is how long [Router.Close] waits for forwarded connections to end.
+	// Zero or less means DefaultForwardGrace.
+	ForwardGrace time.Duration
+
 	// Logger gets changes of state; at debug level also refusals, and who a
 	// connection is from by its PROXY header. Nil discards.
 	Logger *slog.Logger
 }
 
 // Router accepts connections and hands each to the listener that has its name
-// and, where listeners share the name, its protocol.
+// and, where listeners share the name, its protocol; or, without a listener,
+// forwards it to another host that has the name.
 // All methods are safe for concurrent use.
 type Router struct {
 	// Constant after construction.
 	helloTimeout     time.Duration
 	handshakeTimeout time.Duration
 	sourceShare      int // percent
+	halfClosedTime   time.Duration
+	forwardGrace     time.Duration
+	dial             func(ctx context.Context, network, address string) (net.Conn, error)
 	trustedProxies   []netip.Prefix
 	log              *slog.Logger
 	metrics          *metrics
 	gate             *gate
+	remotes          *remotes
+	forwards         *forwards
 	done             context.Context // ends with Close
 	stop             context.CancelFunc
 
 	buffers buffers
+	news    atomic.Pointer[chan struct{}] // closed and replaced when names or remotes change
 
 	// mu guards what follows. It is taken before a Listener's mu, never after.
 	mu        sync.RWMutex
@@ -136,23 +162,40 @@ func New(cfg Config) *Router {
 	if cfg.MaxPendingPerSource <= 0 {
 		cfg.MaxPendingPerSource = DefaultMaxPendingPerSource
 	}
+	if cfg.MaxForwarded <= 0 {
+		cfg.MaxForwarded = DefaultMaxForwarded
+	}
+	if cfg.MaxForwardedPerName <= 0 {
+		cfg.MaxForwardedPerName = DefaultMaxForwardedPerName
+	}
+	if cfg.ForwardGrace <= 0 {
+		cfg.ForwardGrace = DefaultForwardGrace
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	done, stop := context.WithCancel(context.Background())
-	return &Router{
+	r := &Router{
 		helloTimeout:     cfg.HelloTimeout,
 		handshakeTimeout: cfg.HandshakeTimeout,
 		sourceShare:      min(cfg.SourceShare, 100),
+		halfClosedTime:   halfClosedTime,
+		forwardGrace:     cfg.ForwardGrace,
+		dial:             forwardDialer(cfg.ForwardFrom).DialContext,
 		trustedProxies:   slices.Clone(cfg.TrustedProxies),
 		log:              cfg.Logger,
 		metrics:          newMetrics(),
 		gate:             newGate(cfg.MaxPending, cfg.MaxPendingPerSource),
+		remotes:          newRemotes(),
+		forwards:         newForwards(cfg),
 		done:             done,
 		stop:             stop,
 		names:            make(map[string]site),
 		listeners:        make(map[*Listener]struct{}),
 	}
+	news := make(chan struct{})
+	r.news.Store(&news)
+	return r
 }
 
 // Serve accepts from ln until ctx is done or the Router is closed, and then
@@ -200,45 +243,56 @@ func (r *Router) Serve(ctx context.Context, ln net.Listener) error {
 
 // Close stops the router: (1) every Serve closes its listener, (2) pending
 // connections are closed, (3) it waits for both, at most about half a second
-// for answers on their way. Connections that were handed over, and Listeners,
-// are left to their owners: a tenant's server may still be draining, and an
-// API server whose Accept fails unasked panics. Repeating it does nothing, and
-// it never fails.
+// for answers on their way, (4) it waits for forwarded connections to end, which
+// have no other owner, and closes them after [Config].ForwardGrace. Connections
+// that were handed over, and Listeners, are left to their owners: a tenant's server
+// may still be draining, and an API server whose Accept fails unasked panics.
+// Repeating it does nothing, and it never fails.
 func (r *Router) Close() error {
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
 	r.stop()
 	r.gate.close()
+	r.forwards.close(r.forwardGrace)
 	return nil
 }
 
 // admit starts the pending phase of a connection, if it may have one.
 func (r *Router) admit(c net.Conn) {
 	r.metrics.accepted.Inc()
-	source, trusted := r.origin(c)
+	source, from := r.origin(c)
 	if why := r.gate.enter(c, source); why != accepted {
 		r.refused(&arrival{conn: c}, why, "")
 		_ = c.Close()
 		return
 	}
-	go r.route(c, source, trusted)
+	go func() {
+		if f := r.route(c, source, from); f != nil {
+			f.run()
+		}
+	}()
 }
 
-// route is the pending phase of a connection until a listener has it.
-func (r *Router) route(c net.Conn, source netip.Addr, trusted bool) {
+// route is the pending phase of a connection until a listener has it or another
+// host, in which case it is returned, to be run.
+func (r *Router) route(c net.Conn, source netip.Addr, from trust) *forward {
 	defer r.gate.running.Done()
 	start := time.Now()
-	a := arrival{conn: c, source: source, trusted: trusted, buffer: r.buffers.get()}
+	a := arrival{conn: c, source: source, trust: from, buffer: r.buffers.get()}
+	if !from.proxy {
+		a.peer = sourceOf(peerOf(c))
+	}
 	deadline := start.Add(r.helloTimeout)
 	to, why := r.peek(&a, deadline)
 	if why == accepted {
 		r.metrics.hello.Observe(time.Since(start).Seconds())
-		if why = r.handOff(&a, to); why == accepted {
+		var f *forward
+		if f, why = r.dispatch(&a, to, deadline); why == accepted {
 			if a.claim.IsValid() && r.log.Enabled(r.done, slog.LevelDebug) {
 				r.log.Debug("connection proxied", "remote", c.RemoteAddr(), "name", to.name, a.claimed())
 			}
-			return
+			return f
 		}
 	}
 	a.buffer.free(&r.buffers)
@@ -250,6 +304,21 @@ func (r *Router) route(c net.Conn, source netip.Addr, trusted bool) {
 	part(c, answer, deadline)
 	r.gate.claim(c)
 	r.gate.leave(a.source)
+	return nil
+}
+
+// dispatch hands the connection to a listener or forwards it. Unless it was
+// accepted, it stays the caller's.
+func (r *Router) dispatch(a *arrival, to target, deadline time.Time) (*forward, reason) {
+	l, addresses, why := r.find(a, to, deadline)
+	switch {
+	case l != nil:
+		return nil, r.handOff(a, to, l)
+	case len(addresses) > 0:
+		return r.forward(a, to, addresses, deadline)
+	default:
+		return nil, why
+	}
 }
 
 func (r *Router) refused(a *arrival, why reason, name string) {
@@ -302,13 +371,22 @@ func (r *Router) peek(a *arrival, deadline time.Time) (target, reason) {
 	return target{}, tooLarge
 }
 
-// attribute counts what a trusted proxy brought by its client, as soon as that is
-// known.
+// attribute counts what a trusted proxy or a member brought by its client, as soon
+// as that is known, and what a member began itself by its own address.
 func (r *Router) attribute(a *arrival) reason {
-	if a.client == nil || a.source.IsValid() {
+	if a.source.IsValid() {
 		return accepted
 	}
-	source := sourceOf(a.client.AddrPort().Addr().Unmap())
+	var source netip.Addr
+	switch {
+	case a.client != nil:
+		source = sourceOf(a.client.AddrPort().Addr().Unmap())
+	case a.trust == (trust{}):
+		source = a.peer
+	}
+	if !source.IsValid() {
+		return accepted
+	}
 	why := r.gate.attribute(source)
 	if why == accepted {
 		a.source = source
@@ -327,14 +405,10 @@ func (r *Router) readFailure(err error) reason {
 	}
 }
 
-// handOff gives the connection to the listener of its target. Once it is
-// accepted, connection and buffer belong to the listener, and its place in the gate
+// handOff gives the connection to l, or to the listener that its target leads to
+// when l closes meanwhile. Once it is accepted, connection and buffer belong to the listener, and its place in the gate
 // is free: how long it waits is not the client's doing.
-func (r *Router) handOff(a *arrival, to target) reason {
-	l, why := r.lookup(to)
-	if l == nil {
-		return why
-	}
+func (r *Router) handOff(a *arrival, to target, l *Listener) (why reason) {
 	if !r.gate.claim(a.conn) {
 		return shutdown
 	}

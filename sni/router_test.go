@@ -1276,7 +1276,7 @@ func TestHandsOverWithoutDeadline(t *testing.T) {
 	if why := r.gate.enter(c, netip.Addr{}); why != accepted {
 		t.Fatal(why)
 	}
-	r.route(c, netip.Addr{}, false)
+	r.route(c, netip.Addr{}, trust{})
 	if _, err := l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -1330,14 +1330,14 @@ func BenchmarkHandOff(b *testing.B) {
 				b.Fatal(err)
 			}
 			c := &replay{raw: slices.Concat(bench.header, tls)}
-			source, trusted := r.origin(c)
+			source, from := r.origin(c)
 			got := make([]byte, len(tls))
 			b.ReportAllocs()
 			for b.Loop() {
 				if why := r.gate.enter(c, source); why != accepted {
 					b.Fatal(why)
 				}
-				r.route(c, source, trusted)
+				r.route(c, source, from)
 				server, _ := l.Accept()
 				if _, err := io.ReadFull(server, got); err != nil {
 					b.Fatal(err)

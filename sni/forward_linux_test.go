@@ -1,0 +1,82 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package sni
+
+import (
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipes returns how many descriptors of pipes this process has.
+func pipes(t *testing.T) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, e := range entries {
+		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); strings.HasPrefix(to, "pipe:") {
+			n++
+		}
+	}
+	return n
+}
+
+// A wrapper around either end would have the bytes copied through this process,
+// with no pipe in use.
+func TestForwardsBySplice(t *testing.T) {
+	const many = 20
+	a, b := pair(t, Config{})
+	l := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	hi := hello(named(acme))
+	before := pipes(t)
+	for range many {
+		_, server := forwardTo(t, a, l, hi)
+		if _, err := io.ReadFull(server, make([]byte, len(hi))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Each direction holds both ends of one, taken from those that were in use before.
+	await(t, "a pipe for each direction", func() bool { return pipes(t) >= max(before, 4*many) })
+}
+
+// Both ends notice within a minute that a peer is gone.
+func TestForwardedKeepAlive(t *testing.T) {
+	a, b := pair(t, Config{})
+	forwardTo(t, a, b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}}), hello(named(acme)))
+	a.forwards.mu.Lock()
+	defer a.forwards.mu.Unlock()
+	for f := range a.forwards.open {
+		for end, c := range map[string]net.Conn{"client": f.client, "host": f.remote} {
+			raw, err := c.(*net.TCPConn).SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, option := range []struct {
+				name                string
+				level, option, want int
+			}{
+				{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+				{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
+				{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10},
+				{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
+				{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+			} {
+				var got int
+				var failure error
+				if err := raw.Control(func(fd uintptr) { got, failure = unix.GetsockoptInt(int(fd), option.level, option.option) }); err != nil || failure != nil {
+					t.Fatal(err, failure)
+				}
+				if got != option.want {
+					t.Errorf("%s of the %s's end is %d, want %d", option.name, end, got, option.want)
+				}
+			}
+		}
+	}
+}
