@@ -8,12 +8,11 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strings"
 	"time"
 )
 
 const (
-	// DefaultName is etcd's name for the only member of a single host.
+	// DefaultName is the name of the only member of a single host.
 	DefaultName = "default"
 	// DefaultBackendQuota is the largest size etcd's authors test and recommend, in bytes.
 	DefaultBackendQuota = 8 << 30
@@ -40,8 +39,11 @@ const (
 type Config struct {
 	// Dir is etcd's data directory. It is made if absent and kept at mode 0700.
 	Dir string
-	// Name is the member's name. Empty means [DefaultName].
+	// Name is the member's name among the hosts. Empty means [DefaultName]. A directory that has a database keeps the
+	// name it was made with, see [Store.Name].
 	Name string
+	// Peers makes this a member of a cluster of hosts. Nil means the only member there is; nothing listens for others.
+	Peers *PeerConfig
 	// SocketDir is the directory (made, mode 0700) of the unix socket that clients dial. Empty means Dir or, where
 	// the path would be longer than a socket's address may be, a fresh directory under [os.TempDir] that Close removes.
 	SocketDir string
@@ -76,8 +78,13 @@ func (c Config) Validate() error {
 	if c.Dir == "" {
 		faults = append(faults, errors.New("Dir is empty: name a directory for the database"))
 	}
-	if strings.ContainsAny(c.Name, "=,") {
-		faults = append(faults, fmt.Errorf("Name %q contains '=' or ',': choose another", c.Name))
+	if err := validName(c.Name); c.Name != "" && err != nil {
+		faults = append(faults, fmt.Errorf("Name: %w", err))
+	}
+	if c.Peers != nil {
+		name := c.Name
+		setDefault(&name, DefaultName)
+		faults = append(faults, c.Peers.validate(name)...)
 	}
 	for _, n := range []struct {
 		field string

@@ -4,9 +4,11 @@
 package storage
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,10 +19,15 @@ import (
 	"github.com/coreos/go-semver/semver"
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/version"
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -109,38 +116,65 @@ func checkSpace(dir string) error {
 	return nil
 }
 
+// found is what a directory held before etcd was started on it.
+type found struct {
+	// unborn says that etcd was stopped in its very first start, before it committed anything; it would wait for ever
+	// to be elected by nobody.
+	unborn  bool
+	log     bool                // there is a log, so this is a member of something
+	name    string              // this member's; empty if it has none yet
+	members []membership.Member // as far as this member knows, itself included
+	joining map[string]string   // the Initial of a member that has not served yet; nil otherwise
+	joined  map[string]string   // that of one that has
+}
+
 // inspect looks at an existing database before etcd does, since etcd answers most surprises by ending the process or
-// waiting without end. A directory without a database is fine. unborn says that etcd was stopped in its very first
-// start, before it committed anything; it would wait for ever to be elected by nobody.
-func inspect(dir string) (unborn bool, err error) {
+// waiting without end. A directory without a database is fine. peers is nil where there must not be any.
+func inspect(dir string, peers *PeerConfig) (f found, err error) {
+	logDir := filepath.Join(dir, "member", "wal")
+	f.log = wal.Exist(logDir)
+	if f.joining, err = readInitial(dir, joiningFile); err != nil {
+		return f, err
+	}
+	if f.joined, err = readInitial(dir, joinedFile); err != nil {
+		return f, err
+	}
 	path := filepath.Join(dir, "member", "snap", "db")
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		return false, nil
+		return f, nil
 	} else if err != nil {
-		return false, err
+		return f, err
 	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return false, fmt.Errorf("another etcd has %s open: stop it or choose another directory", path)
+		return f, fmt.Errorf("another etcd has %s open: stop it or choose another directory", path)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
-		return false, fmt.Errorf("%s is damaged or no etcd database (%w): restore a snapshot into an empty directory", path, err)
+		return f, fmt.Errorf("%s is damaged or no etcd database (%w): restore a snapshot into an empty directory", path, err)
 	case err != nil:
-		return false, fmt.Errorf("read %s: %w", path, err)
+		return f, fmt.Errorf("read %s: %w", path, err)
 	}
 	defer db.Close()
 
-	logDir := filepath.Join(dir, "member", "wal")
-	members := 0
 	err = db.View(func(tx *bolt.Tx) error {
 		if b := tx.Bucket([]byte("members")); b != nil {
-			members = b.Stats().KeyN
+			err := b.ForEach(func(_, value []byte) error {
+				var m membership.Member
+				if err := json.Unmarshal(value, &m); err != nil {
+					return err
+				}
+				f.members = append(f.members, m)
+				return nil
+			})
+			if err != nil {
+				return fmt.Errorf("read the members in %s: %w", path, err)
+			}
 		}
-		if members > 1 {
+		if n := len(f.members); n > 1 && peers == nil {
 			return fmt.Errorf("it belongs to an etcd cluster of %d members and would wait for the others: "+
-				"restore a snapshot into an empty directory", members)
+				"say how to reach them, or restore a snapshot into an empty directory", n)
 		}
-		if members > 0 && !wal.Exist(logDir) {
+		if len(f.members) > 0 && !f.log {
 			return fmt.Errorf("%s has a database but no log in member/wal: "+
 				"put the log back or restore a snapshot into an empty directory", dir)
 		}
@@ -154,20 +188,136 @@ func inspect(dir string) (unborn bool, err error) {
 		}
 		return nil
 	})
-	if err != nil || members > 0 || !wal.Exist(logDir) {
-		return false, err
+	if err != nil || !f.log {
+		return f, err
+	}
+	if len(f.members) > 0 {
+		return f, f.identify(logDir, peers)
+	}
+	if f.joining != nil {
+		return f, nil // what it has of the log, the leader counts on
 	}
 	// The first record etcd syncs commits its membership, so what was acknowledged is always after a commit.
 	log, err := wal.OpenForRead(nil, logDir, new(walpb.Snapshot))
 	if err != nil {
-		return false, fmt.Errorf("read the log in %s: %w", logDir, err)
+		return f, fmt.Errorf("read the log in %s: %w", logDir, err)
 	}
 	defer log.Close()
 	_, state, _, err := log.ReadAll()
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return false, fmt.Errorf("read the log in %s: %w", logDir, err)
+		return f, fmt.Errorf("read the log in %s: %w", logDir, err)
 	}
-	return state.GetCommit() == 0, nil
+	f.unborn = state.GetCommit() == 0
+	return f, nil
+}
+
+// identify finds this member's name among the members', and refuses to join what the directory is no part of.
+func (f *found) identify(logDir string, peers *PeerConfig) error {
+	id, err := memberID(logDir)
+	if err != nil {
+		return fmt.Errorf("read the log in %s: %w", logDir, err)
+	}
+	known := !peers.joins() || maps.Equal(peers.Initial, f.joined)
+	for i := range f.members {
+		m := &f.members[i]
+		if m.ID == id {
+			f.name = m.Name
+			continue
+		}
+		for _, address := range peersInitial(peers) {
+			known = known || address != peers.Advertise && address == peerAddress(m)
+		}
+	}
+	if !known {
+		return errors.New("its database belongs to another cluster than the one to join: " +
+			"choose an empty directory, or do without what it holds and remove it")
+	}
+	return nil
+}
+
+func peersInitial(p *PeerConfig) map[string]string {
+	if p == nil {
+		return nil
+	}
+	return p.Initial
+}
+
+// memberID is who wrote a log. Each of its files says so at its beginning.
+func memberID(logDir string) (types.ID, error) {
+	files, err := filepath.Glob(filepath.Join(logDir, "*.wal"))
+	if err != nil || len(files) == 0 {
+		return 0, errors.Join(err, errors.New("it has no files"))
+	}
+	file, err := os.Open(files[len(files)-1]) // by name, which begins with a sequence number
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	records := wal.NewDecoder(fileutil.NewFileReader(file))
+	for {
+		var record walpb.Record
+		if err := records.Decode(&record); err != nil {
+			return 0, fmt.Errorf("find the member's identity in %s: %w", file.Name(), err)
+		}
+		switch record.GetType() {
+		case wal.CrcType:
+			records.UpdateCRC(record.GetCrc())
+		case wal.MetadataType:
+			var metadata pb.Metadata
+			if err := proto.Unmarshal(record.GetData(), &metadata); err != nil {
+				return 0, fmt.Errorf("read the member's identity in %s: %w", file.Name(), err)
+			}
+			return types.ID(metadata.GetNodeID()), nil
+		}
+	}
+}
+
+// joiningFile holds what a new member was told of the cluster it joins, until it has served for the first time. A
+// directory that has it must never begin a cluster of its own, whatever it was told since. Then it is joinedFile.
+const (
+	joiningFile = "joining.json"
+	joinedFile  = "joined.json"
+)
+
+func readInitial(dir, name string) (initial map[string]string, err error) {
+	path := filepath.Join(dir, name)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &initial); err != nil {
+		return nil, fmt.Errorf("read %s: %w: remove the directory and join again", path, err)
+	}
+	return initial, nil
+}
+
+func writeJoining(dir string, initial map[string]string) error {
+	data, err := json.Marshal(initial)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, joiningFile)
+	file, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// joinIsOver notes that this member has served.
+func joinIsOver(dir string) error {
+	err := os.Rename(filepath.Join(dir, joiningFile), filepath.Join(dir, joinedFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // withRemedy adds what to do to an error that says nothing of it.

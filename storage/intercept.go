@@ -10,14 +10,25 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
+// farBehind is how many entries of etcd's log a member may know of and not have done before it decides on growth.
+const farBehind = 64
+
 // intercept stands between every client and etcd's own handlers. It decides on growth, holds writes while the
-// database is being rewritten, and notes what was acknowledged.
+// database is being rewritten, notes what was acknowledged, and says so where there is no quorum.
 func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	puts, writes := examine(req)
 	if !writes {
-		return handler(ctx, req)
+		resp, err := handler(ctx, req)
+		return resp, s.explain(err)
+	}
+	if len(puts) > 0 {
+		if err := s.catchUp(ctx, puts); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.gate.enter(ctx); err != nil {
 		return nil, err
@@ -53,7 +64,28 @@ func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	case errors.Is(err, rpctypes.ErrGRPCNoSpace):
 		s.wake()
 	}
-	return resp, err
+	return resp, s.explain(err)
+}
+
+// catchUp makes sure that the books are good enough to decide on puts: where others write too, a tenant that is close to
+// a limit, or a member that is far behind, decides on what all had written by now. Elsewhere the books may lack what
+// others wrote in the moments before.
+func (s *Store) catchUp(ctx context.Context, puts []put) error {
+	if s.cfg.Peers == nil {
+		return nil
+	}
+	if lag := s.Lag(); lag.Committed <= lag.Applied+farBehind && !s.ledger.nearLimit(puts) {
+		return nil
+	}
+	if err := s.etcd.Server.LinearizableReadNotify(ctx); err != nil {
+		if err = s.explain(err); status.Code(err) == codes.Unknown {
+			err = status.Error(codes.Unavailable, err.Error())
+		}
+		return err
+	}
+	err := s.ledger.wait(ctx, s.etcd.Server.KV().Rev())
+	s.ledger.mu.Unlock()
+	return err
 }
 
 // examine returns a request's puts of tenants' keys that limits apply to, and whether the request goes through etcd's log at all.

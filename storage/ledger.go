@@ -59,6 +59,11 @@ type amounts [sums]int64
 // causes are the limits of amounts.
 var causes = [sums]Cause{CauseStorage, CauseObjects, CauseCRDs, CauseCRDStorage}
 
+// amounts are the limits of them.
+func (l Limits) amounts() amounts {
+	return amounts{bytesUsed: l.Bytes, objects: l.Objects, crds: l.CRDs, crdBytes: l.CRDBytes}
+}
+
 // amountsOf is what one key of that name and size, value included, comes to.
 func amountsOf(name []byte, size int64) amounts {
 	a := amounts{bytesUsed: size}
@@ -579,7 +584,7 @@ func (a *account) check(p put, old int64, growth amounts, limits Limits) *QuotaE
 	if value > largest && value > oldValue {
 		return refuse(CauseObjectSize, value, limits.ObjectBytes)
 	}
-	for i, limit := range (amounts{bytesUsed: limits.Bytes, objects: limits.Objects, crds: limits.CRDs, crdBytes: limits.CRDBytes}) {
+	for i, limit := range limits.amounts() {
 		used, most := a.live[i]+a.reserved[i]+growth[i], limit
 		if exists { // and the numbers do not grow
 			most = max(limit, a.floor[i]) + limit/updateSlack + leastSlack
@@ -631,6 +636,33 @@ func (l *ledger) admit(puts []put) (*admission, error) {
 		}
 	}
 	return held, nil
+}
+
+// limitMargin is the fraction of a limit, counted from its end, within which a tenant is close to it.
+const limitMargin = 8
+
+// nearLimit says whether some put would bring a tenant close to a limit or beyond it.
+func (l *ledger) nearLimit(puts []put) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range puts {
+		limits, name := l.limitsOf(p.tenant), p.key[p.prefix:]
+		growth := amountsOf(name, int64(len(p.key)+p.value))
+		var used amounts
+		if a := l.tenants[p.tenant]; a != nil {
+			if old, ok := a.sizes[string(name)]; ok {
+				growth.sub(amountsOf(name, int64(old)))
+			}
+			used = a.live
+			used.add(a.reserved)
+		}
+		for i, limit := range limits.amounts() {
+			if growth[i] > 0 && used[i]+growth[i] > limit-limit/limitMargin {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // refuse counts a refusal for the space that all tenants share.

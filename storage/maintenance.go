@@ -11,7 +11,9 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
 // quietWrites is the rate, per second, below which a defragmentation disturbs few.
@@ -78,6 +80,15 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 	quiet := float64(rev-u.rev) <= quietWrites*elapsed.Seconds()
 	u.rev, u.round = rev, now
 
+	// Another may have compacted.
+	if first := s.etcd.Server.KV().FirstRev(); first > s.CompactRevision() {
+		s.ledger.forgetHistory(first)
+		u.compacted, u.freed = now, true
+	}
+	if !s.Voting() || !s.Lag().LeaderKnown {
+		return nil // nothing that follows could be written
+	}
+
 	alarms := s.spaceAlarms()
 	alarmed := len(alarms) > 0
 	if alarmed && !u.alarmed {
@@ -88,7 +99,9 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 	size, inUse := s.sizes()
 	tight := size >= percent(u.BackendQuota, tightPercent)
 
-	keep, due := u.CompactInterval, now.Sub(u.compacted) >= u.CompactInterval
+	// The leader compacts for all. Each has marks of its own, which lag if anything, so what another needs for its own
+	// tenants drops no more than MinHistory allows.
+	keep, due := u.CompactInterval, s.Leader() && now.Sub(u.compacted) >= u.CompactInterval
 	switch {
 	case alarmed:
 		keep, due = 0, true
@@ -121,15 +134,21 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 	}
 	if defrag {
 		start := time.Now()
-		if err := s.Defragment(ctx); err != nil {
+		switch err := s.defragmentInTurn(ctx, (*concurrency.Mutex).TryLock); {
+		case errors.Is(err, concurrency.ErrLocked): // another's turn
+		case err != nil:
 			return err
+		default:
+			u.defragged, u.took, u.freed = now, time.Since(start), false
+			size, _ = s.sizes()
 		}
-		u.defragged, u.took, u.freed = now, time.Since(start), false
-		size, _ = s.sizes()
 	}
 
 	if alarmed && size < percent(u.BackendQuota, fullPercent) {
 		for _, alarm := range alarms {
+			if !s.answersFor(alarm) {
+				continue
+			}
 			if _, err := s.client.AlarmDisarm(ctx, alarm); err != nil {
 				return fmt.Errorf("clear the space alarm: %w", err)
 			}
@@ -137,6 +156,14 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 		s.log.Info("storage has space again", "size", size, "quota", u.BackendQuota)
 	}
 	return nil
+}
+
+// answersFor says whether it is up to this member to clear an alarm: its own, and as the leader that of a member that is
+// gone.
+func (s *Store) answersFor(alarm *clientv3.AlarmMember) bool {
+	server := s.etcd.Server
+	of := types.ID(alarm.MemberID)
+	return of == server.MemberID() || s.Leader() && server.Cluster().Member(of) == nil
 }
 
 // before returns the newest marked revision that is at least as old as then, and drops the marks it makes useless.
@@ -193,8 +220,25 @@ func (s *Store) CompactRevision() int64 {
 	return s.ledger.compacted
 }
 
-// Defragment rewrites the database without its free pages. Reads and writes wait meanwhile, but none fails by it.
+// Defragment rewrites this member's database without its free pages, when no other member is at it. Reads and writes
+// through this member wait meanwhile, but none fails by it; the other members go on.
 func (s *Store) Defragment(ctx context.Context) error {
+	return s.defragmentInTurn(ctx, (*concurrency.Mutex).Lock)
+}
+
+// defragmentLock is held by the member that defragments.
+const defragmentLock = hostPrefix + "locks/defragment"
+
+// defragmentInTurn takes the lock that keeps two members from standing still at the same time. Where etcd refuses
+// writes for want of space there is no lock to be had, and no writer to be held up.
+func (s *Store) defragmentInTurn(ctx context.Context, lock func(*concurrency.Mutex, context.Context) error) error {
+	if s.alone() || len(s.spaceAlarms()) > 0 {
+		return s.defragment(ctx)
+	}
+	return s.locked(ctx, defragmentLock, lock, s.defragment)
+}
+
+func (s *Store) defragment(ctx context.Context) error {
 	s.defrags.Lock()
 	defer s.defrags.Unlock()
 	if err := s.gate.close(ctx); err != nil {

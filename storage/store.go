@@ -9,16 +9,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
@@ -33,8 +37,11 @@ const (
 	logEntries = 500
 	// logBeforeSnapshot is the log replayed at start at most.
 	logBeforeSnapshot = 5000
-	// peerURL is this member's name among its peers. Nothing listens there while there is one host.
-	peerURL = "http://127.0.0.1:2380"
+	// firstWait and waitAgain are when a log line says what Open is waiting for.
+	firstWait = 2 * time.Second
+	waitAgain = 10 * time.Second
+	// joinAgain is the pause before the members to join are asked again.
+	joinAgain = time.Second
 	// closePatience is how long Close waits for an etcd that may have lost a goroutine.
 	closePatience = 30 * time.Second
 	// failedPatience is the same for an etcd that has failed.
@@ -56,6 +63,7 @@ type Store struct {
 	etcdLog  *zap.Logger
 	client   *clientv3.Client
 	pool     []*clientv3.Client
+	peers    *http.Client // nil where there are none
 	ledger   *ledger
 	space    space
 	gate     gate
@@ -95,9 +103,13 @@ type Usage struct {
 // RefusalMemory is how long a refused write keeps a tenant full. It may never come again, and smaller ones may fit.
 const RefusalMemory = 5 * time.Minute
 
-// Open starts etcd on cfg.Dir and returns when it serves and every tenant's storage is counted. It drops all history,
-// for whoever watched it is gone. Errors say what is wrong with the directory and what to do. Giving up by ctx leaves
-// the directory locked until etcd, which cannot be interrupted, has started and been stopped.
+// Open starts etcd on cfg.Dir and returns when it serves and every tenant's storage is counted. The only member there
+// is drops all history, for whoever watched it is gone. Errors say what is wrong with the directory and what to do.
+// Giving up by ctx leaves the directory locked until etcd, which cannot be interrupted, has started and been stopped.
+//
+// With Peers, Open waits until this member hears from a leader: as long as ctx allows, saying every 10 s for whom.
+// A member that was added by [Store.AddLearner] opens as a learner, whose clients are refused everything but
+// serializable reads until it votes, see [Store.AwaitVoter]. One that was removed fails with [ErrRemoved].
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -133,10 +145,13 @@ func (s *Store) open(ctx context.Context) (err error) {
 		}
 		s.lock.Close()
 	}
-	unborn, err := inspect(s.cfg.Dir)
-	if err == nil && unborn {
+	before, err := inspect(s.cfg.Dir, s.cfg.Peers)
+	if err == nil && before.unborn {
 		s.log.Warn("etcd's first start was interrupted before it stored anything, starting again", "dir", s.cfg.Dir)
 		err = os.RemoveAll(filepath.Join(s.cfg.Dir, "member"))
+	}
+	if err == nil {
+		err = s.adopt(before)
 	}
 	if err == nil {
 		err = checkSpace(s.cfg.Dir)
@@ -151,30 +166,41 @@ func (s *Store) open(ctx context.Context) (err error) {
 	}
 	s.endpoint = "unix://" + socket
 	s.etcdLog = newEtcdLogger(s.log, s.terminal, &s.quiet)
+	config, err := s.etcdConfig(socket)
+	if err != nil {
+		release()
+		return err
+	}
+	waiting := newWaiting(s, before.members)
+	defer waiting.stop()
 
 	result := make(chan error, 1)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended) // also if etcd's last words end this goroutine
-		var err error
-		s.etcd, err = embed.StartEtcd(s.etcdConfig(socket))
-		result <- err
+		result <- s.start(ctx, config)
 	}()
-	select {
-	case err = <-result:
-	case err = <-s.terminal:
-		// etcd's goroutine is gone and its files stay open until the process ends.
-		release()
-		return err
-	case <-ctx.Done():
-		go func() {
-			<-ended
-			if s.etcd != nil {
-				s.stopEtcd()
-			}
+start:
+	for {
+		select {
+		case err = <-result:
+			break start
+		case err = <-s.terminal:
+			// etcd's goroutine is gone and its files stay open until the process ends.
 			release()
-		}()
-		return fmt.Errorf("start etcd: %w", context.Cause(ctx))
+			return err
+		case <-waiting.due:
+			waiting.say()
+		case <-ctx.Done():
+			go func() {
+				<-ended
+				if s.etcd != nil {
+					s.stopEtcd()
+				}
+				release()
+			}()
+			return fmt.Errorf("start etcd: %w", context.Cause(ctx))
+		}
 	}
 	if err != nil {
 		release()
@@ -187,16 +213,33 @@ func (s *Store) open(ctx context.Context) (err error) {
 		}
 	}()
 
-	select {
-	case <-s.etcd.Server.ReadyNotify():
-	case err := <-s.terminal:
+ready:
+	for {
+		select {
+		case <-s.etcd.Server.ReadyNotify():
+			break ready
+		case err := <-s.terminal:
+			return err
+		case err := <-s.etcd.Err():
+			return fmt.Errorf("start etcd: %w", s.whyStopped(err))
+		case <-s.etcd.Server.StopNotify():
+			return fmt.Errorf("start etcd: %w", s.whyStopped(nil))
+		case <-waiting.due:
+			waiting.say()
+		case <-ctx.Done():
+			return fmt.Errorf("etcd is not ready: %w", context.Cause(ctx))
+		}
+	}
+	if err := joinIsOver(s.cfg.Dir); err != nil {
 		return err
-	case err := <-s.etcd.Err():
-		return fmt.Errorf("start etcd: %w", err)
-	case <-s.etcd.Server.StopNotify():
-		return errors.New("start etcd: it stopped at once")
-	case <-ctx.Done():
-		return fmt.Errorf("etcd is not ready: %w", context.Cause(ctx))
+	}
+	if err := s.settleAddress(ctx); err != nil {
+		return err
+	}
+	if s.cfg.Peers != nil {
+		if s.peers, err = s.cfg.Peers.peerClient(); err != nil {
+			return err
+		}
 	}
 	s.space.attach(s.sizes, func() { s.etcd.Server.Backend().ForceCommit() })
 	for range s.cfg.Connections + 1 {
@@ -222,18 +265,127 @@ func (s *Store) open(ctx context.Context) (err error) {
 			s.terminal.say(err)
 		}
 	})
-	if err := s.compactTo(ctx, kv.Rev()); err != nil {
-		stop()
-		s.upkeep.Wait()
-		return err
+	if s.alone() {
+		if err := s.compactTo(ctx, kv.Rev()); err != nil {
+			stop()
+			s.upkeep.Wait()
+			return err
+		}
 	}
 	s.upkeep.Go(func() { s.maintain(running) })
 	s.upkeep.Go(s.monitor)
-	s.log.Info("storage is open", "dir", s.cfg.Dir, "endpoint", s.endpoint, "revision", kv.Rev())
+	s.log.Info("storage is open", "dir", s.cfg.Dir, "endpoint", s.endpoint, "revision", kv.Rev(),
+		"member", s.cfg.Name, "members", len(s.etcd.Server.Cluster().Members()), "voting", s.Voting())
 	return nil
 }
 
-func (s *Store) etcdConfig(socket string) *embed.Config {
+// adopt lets what the directory says win over the configuration, and notes there what cluster is about to be joined.
+func (s *Store) adopt(before found) error {
+	if before.name != "" && before.name != s.cfg.Name {
+		s.log.Info("the storage directory keeps the name it was made with", "name", before.name, "configured", s.cfg.Name)
+		s.cfg.Name = before.name
+	}
+	if before.log && !before.unborn {
+		return nil
+	}
+	if s.cfg.Peers.joins() {
+		if err := writeJoining(s.cfg.Dir, s.cfg.Peers.Initial); err != nil {
+			return fmt.Errorf("note which cluster to join: %w", err)
+		}
+		return nil
+	}
+	if before.joining == nil {
+		return nil
+	}
+	if s.cfg.Peers == nil {
+		return errors.New("it was made to join a cluster: say how to reach the others, or remove it")
+	}
+	peers := *s.cfg.Peers
+	peers.Initial = before.joining
+	if faults := peers.validate(s.cfg.Name); len(faults) > 0 {
+		return fmt.Errorf("it was made to join a cluster, and what it was told does not fit any more: "+
+			"remove it and join again: %w", errors.Join(faults...))
+	}
+	s.cfg.Peers = &peers
+	return nil
+}
+
+// start runs etcd. A new member asks the others about their cluster first, for as long as it takes.
+func (s *Store) start(ctx context.Context, config *embed.Config) error {
+	for {
+		var err error
+		s.etcd, err = embed.StartEtcd(config)
+		if err == nil || !s.cfg.Peers.joins() || !strings.Contains(err.Error(), "cannot fetch cluster info from peer urls") {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(joinAgain):
+		}
+	}
+}
+
+// waiting says from time to time what keeps Open.
+type waiting struct {
+	store   *Store
+	others  []string
+	since   time.Time
+	due     <-chan time.Time
+	rewound *time.Timer
+}
+
+func newWaiting(s *Store, members []membership.Member) *waiting {
+	w := &waiting{store: s, since: time.Now(), rewound: time.NewTimer(firstWait)}
+	w.due = w.rewound.C
+	for i := range members {
+		if m := &members[i]; m.Name != s.cfg.Name {
+			w.others = append(w.others, m.Name+" at "+peerAddress(m))
+		}
+	}
+	if p := s.cfg.Peers; len(members) == 0 && p.joins() {
+		for _, name := range slices.Sorted(maps.Keys(p.Initial)) {
+			if name != s.cfg.Name {
+				w.others = append(w.others, name+" at "+p.Initial[name])
+			}
+		}
+	}
+	return w
+}
+
+func (w *waiting) say() {
+	w.rewound.Reset(waitAgain)
+	if len(w.others) == 0 {
+		return
+	}
+	w.store.log.Warn("storage waits for other hosts: most of the members must be up", "for", time.Since(w.since).Round(time.Second),
+		"others", w.others)
+}
+
+func (w *waiting) stop() { w.rewound.Stop() }
+
+// whyStopped is why etcd stopped serving, where it said err or nothing. Where there was no fatal or panic log line, a
+// server with peers stops for one reason: they will have nothing to do with it any more.
+func (s *Store) whyStopped(err error) error {
+	select {
+	case fatal := <-s.terminal:
+		return fatal
+	default:
+	}
+	select {
+	case <-s.etcd.Server.StoppingNotify():
+		if s.cfg.Peers != nil {
+			return ErrRemoved
+		}
+	default:
+	}
+	if err == nil {
+		err = errors.New("etcd stopped")
+	}
+	return err
+}
+
+func (s *Store) etcdConfig(socket string) (*embed.Config, error) {
 	cfg := embed.NewConfig()
 	cfg.Name = s.cfg.Name
 	cfg.Dir = s.cfg.Dir
@@ -249,14 +401,14 @@ func (s *Store) etcdConfig(socket string) *embed.Config {
 
 	client := url.URL{Scheme: "unix", Path: socket}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	peer, _ := url.Parse(peerURL)
-	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = nil, []url.URL{*peer}
-	cfg.InitialCluster = cfg.Name + "=" + peerURL
 	// Used once, for a new directory: no two installations are the same cluster by accident.
 	cfg.InitialClusterToken = rand.Text()
 
 	cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.intercept)}
-	return cfg
+	if err := s.cfg.Peers.configure(cfg); err != nil {
+		return nil, err
+	}
+	return cfg, nil
 }
 
 func (s *Store) sizes() (size, inUse int64) {
@@ -272,18 +424,20 @@ func (s *Store) monitor() {
 		return
 	case err = <-s.terminal:
 	case err = <-s.etcd.Err():
+		err = s.whyStopped(err)
 	case <-s.etcd.Server.StopNotify():
-		err = errors.New("etcd stopped")
+		err = s.whyStopped(nil)
 	}
 	select {
 	case <-s.closing:
 		return
 	default:
 	}
-	if err == nil {
-		err = errors.New("etcd stopped serving")
+	if errors.Is(err, ErrRemoved) {
+		err = fmt.Errorf("storage failed: %w", err)
+	} else {
+		err = fmt.Errorf("storage failed, restart the process: %w", withRemedy(err))
 	}
-	err = fmt.Errorf("storage failed, restart the process: %w", withRemedy(err))
 	s.failed.Store(true)
 	s.log.Error("storage failed", "error", err)
 	s.err <- err
