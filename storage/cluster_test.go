@@ -1054,7 +1054,7 @@ func TestDefragmentationInTurn(t *testing.T) {
 	}
 	inside, leave, left := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		left <- a.locked(t.Context(), defragmentLock, (*concurrency.Mutex).Lock, func(context.Context) error {
+		left <- a.locked(t.Context(), defragmentLock, defragmentTTL, (*concurrency.Mutex).Lock, func(context.Context) error {
 			close(inside)
 			<-leave
 			return nil

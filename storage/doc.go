@@ -5,9 +5,9 @@
 // keeps the tenants out of each other's way in it.
 //
 // It owns etcd's process-within-the-process, the unix socket to it, the port for its peers, a pool of clients, the
-// members, the namespace of each tenant, what each tenant stores and may store, and the maintenance of the file:
-// compaction, defragmentation and recovery from a full disk quota. It imports nothing of tenantd. host opens it; tenant
-// and pki use it through interfaces of their own.
+// members, the namespace of each tenant, what each tenant stores and may store, snapshots, and the maintenance of the
+// file: compaction, defragmentation and recovery from a full disk quota. It imports nothing of tenantd. host opens it;
+// tenant and pki use it through interfaces of their own.
 //
 //	store, err := storage.Open(ctx, storage.Config{Dir: "/var/lib/tenantd/etcd", Logger: log})
 //	if err != nil {
@@ -59,14 +59,16 @@
 //
 // Without a quorum, writes and linearizable reads fail after the 7 s that etcd gives a request (see [IsNoQuorum]), and
 // serializable reads are answered. It ends when hosts are back and is no failure of the store. The client repeats a
-// read that fails so as long as its context allows.
+// read that fails so as long as its context allows. Where the others will not be back, [Restore] begins a new cluster
+// with what [Store.Snapshot] wrote, which needs no quorum.
 //
 // # Pauses
 //
 // A defragmentation stops reads and writes while it copies the live data. Writes wait outside of etcd meanwhile, so
 // none fails unless its own deadline passes. 200 MiB take 1 s with fsync on a virtual machine's disk, so the default
 // of [DefaultDefragMaxBytes] bounds the pause to about 5 s; only a backend that is nearly full is defragmented beyond.
-// Members take turns by a lock in etcd, and the others go on. An etcd that refuses writes for want of space cannot give
+// Members take turns by a lock in etcd, and the others go on, but for one thing: while the leader is at it nobody's
+// leases are renewed, which is another reason for the bound. An etcd that refuses writes for want of space cannot give
 // the lock; then there are no writes to hold up, and each goes ahead.
 //
 // # Trust

@@ -229,13 +229,16 @@ func (s *Store) Defragment(ctx context.Context) error {
 // defragmentLock is held by the member that defragments.
 const defragmentLock = hostPrefix + "locks/defragment"
 
+// defragmentTTL outlasts the longest pause, in which a leader does not renew its own lock either. In seconds.
+const defragmentTTL = 60
+
 // defragmentInTurn takes the lock that keeps two members from standing still at the same time. Where etcd refuses
 // writes for want of space there is no lock to be had, and no writer to be held up.
 func (s *Store) defragmentInTurn(ctx context.Context, lock func(*concurrency.Mutex, context.Context) error) error {
 	if s.alone() || len(s.spaceAlarms()) > 0 {
 		return s.defragment(ctx)
 	}
-	return s.locked(ctx, defragmentLock, lock, s.defragment)
+	return s.locked(ctx, defragmentLock, defragmentTTL, lock, s.defragment)
 }
 
 func (s *Store) defragment(ctx context.Context) error {

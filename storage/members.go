@@ -441,11 +441,12 @@ func (s *Store) settleAddress(ctx context.Context) error {
 // exclusively calls f while no other host does what name stands for. The lock is a hint: f's ctx ends when it is lost,
 // and f must do no harm if another begins before f has noticed.
 func (s *Store) exclusively(ctx context.Context, name string, f func(context.Context) error) error {
-	return s.locked(ctx, name, (*concurrency.Mutex).Lock, f)
+	return s.locked(ctx, name, lockTTL, (*concurrency.Mutex).Lock, f)
 }
 
-func (s *Store) locked(ctx context.Context, name string, lock func(*concurrency.Mutex, context.Context) error, f func(context.Context) error) (err error) {
-	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(lockTTL), concurrency.WithContext(ctx))
+// locked does so with a lock that outlives its host by ttl seconds and is taken by lock.
+func (s *Store) locked(ctx context.Context, name string, ttl int, lock func(*concurrency.Mutex, context.Context) error, f func(context.Context) error) (err error) {
+	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(ttl), concurrency.WithContext(ctx))
 	if err != nil {
 		return fmt.Errorf("take the lock %s: %w", name, err)
 	}
