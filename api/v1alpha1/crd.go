@@ -10,16 +10,24 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:embed crd/tenantd.io_tenants.yaml
-var tenantsCRD []byte
+var (
+	//go:embed crd/tenantd.io_tenants.yaml
+	tenantsCRD []byte
+	//go:embed crd/tenantd.io_hosts.yaml
+	hostsCRD []byte
+)
 
-// CustomResourceDefinitions returns the definitions that the system plane serves.
-// The caller owns what it gets.
+// CustomResourceDefinitions returns the definitions that the system plane serves:
+// that of Tenant, then that of Host. The caller owns what it gets.
 func CustomResourceDefinitions() []*apiextensionsv1.CustomResourceDefinition {
-	crd := &apiextensionsv1.CustomResourceDefinition{}
-	if err := yaml.UnmarshalStrict(tenantsCRD, crd); err != nil {
-		// The file is part of the binary and a test decodes it.
-		panic("tenantd: embedded CustomResourceDefinition: " + err.Error())
+	var crds []*apiextensionsv1.CustomResourceDefinition
+	for _, data := range [][]byte{tenantsCRD, hostsCRD} {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(data, crd); err != nil {
+			// The file is part of the binary and a test decodes it.
+			panic("tenantd: embedded CustomResourceDefinition: " + err.Error())
+		}
+		crds = append(crds, crd)
 	}
-	return []*apiextensionsv1.CustomResourceDefinition{crd}
+	return crds
 }

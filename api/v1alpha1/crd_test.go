@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +19,11 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	"sigs.k8s.io/yaml"
@@ -26,16 +31,29 @@ import (
 	"github.com/tenantd/tenantd/api/v1alpha1"
 )
 
-// tenantRules judges a Tenant as the system plane's API server does.
-type tenantRules struct {
+// rules judge objects of one kind as the system plane's API server does.
+type rules struct {
+	kind       string
 	structural *schema.Structural
 	schema     validation.SchemaValidator
 	cel        *cel.Validator
 }
 
-func newTenantRules(t *testing.T) tenantRules {
+// definition returns the definition of a kind.
+func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	crd := v1alpha1.CustomResourceDefinitions()[0]
+	for _, crd := range v1alpha1.CustomResourceDefinitions() {
+		if crd.Spec.Names.Kind == kind {
+			return crd
+		}
+	}
+	t.Fatalf("there is no definition of %s", kind)
+	return nil
+}
+
+func newRules(t *testing.T, kind string) rules {
+	t.Helper()
+	crd := definition(t, kind)
 	var internal apiextensions.JSONSchemaProps
 	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, &internal, nil); err != nil {
 		t.Fatal(err)
@@ -48,15 +66,15 @@ func newTenantRules(t *testing.T) tenantRules {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tenantRules{structural, schemaValidator, cel.NewValidator(structural, true, celconfig.PerCallLimit)}
+	return rules{kind, structural, schemaValidator, cel.NewValidator(structural, true, celconfig.PerCallLimit)}
 }
 
-// object reads a Tenant and sets its defaults.
-func (r tenantRules) object(t *testing.T, name, spec string) map[string]any {
+// object reads an object of the kind and sets its defaults.
+func (r rules) object(t *testing.T, name, spec string) map[string]any {
 	t.Helper()
 	object := map[string]any{
 		"apiVersion": "tenantd.io/v1alpha1",
-		"kind":       "Tenant",
+		"kind":       r.kind,
 		"metadata":   map[string]any{"name": name},
 	}
 	if spec != "" {
@@ -87,7 +105,7 @@ func normalize(value any) any {
 	return value
 }
 
-func (r tenantRules) judge(t *testing.T, object, old map[string]any) field.ErrorList {
+func (r rules) judge(t *testing.T, object, old map[string]any) field.ErrorList {
 	t.Helper()
 	var faults field.ErrorList
 	if old == nil {
@@ -120,44 +138,63 @@ func TestDefinitionIsValid(t *testing.T) {
 }
 
 func TestDefinitionIsTheEmbeddedFile(t *testing.T) {
-	data, err := os.ReadFile("crd/tenantd.io_tenants.yaml")
+	files, err := filepath.Glob("crd/*.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A rule that gofmt took for prose has lost its quotes.
-	if i := bytes.IndexAny(data, "“”"); i >= 0 {
-		t.Errorf("a typographic quote at byte %d: write the rule without two single quotes in a declaration's comment", i)
+	var names []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A rule that gofmt took for prose has lost its quotes.
+		if i := bytes.IndexAny(data, "“”"); i >= 0 {
+			t.Errorf("%s: a typographic quote at byte %d: write the rule without two single quotes in a declaration's comment", file, i)
+		}
+		var crd apiextensionsv1.CustomResourceDefinition
+		if err := yaml.UnmarshalStrict(data, &crd); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		names = append(names, crd.Name)
+		if got := definition(t, crd.Spec.Names.Kind); !equality.Semantic.DeepEqual(got, &crd) {
+			t.Errorf("%s is not what is served", file)
+		}
 	}
-	var crd apiextensionsv1.CustomResourceDefinition
-	if err := yaml.UnmarshalStrict(data, &crd); err != nil {
-		t.Fatal(err)
+	if got, want := strings.Join(names, " "), "hosts.tenantd.io tenants.tenantd.io"; got != want {
+		t.Errorf("the files define %s, want %s", got, want)
 	}
-	if got := v1alpha1.CustomResourceDefinitions()[0].Name; got != crd.Name || got != "tenants.tenantd.io" {
-		t.Errorf("name is %q, in the file %q", got, crd.Name)
+	if n := len(v1alpha1.CustomResourceDefinitions()); n != len(names) {
+		t.Errorf("%d definitions are served, want %d", n, len(names))
 	}
 }
 
 func TestDefinitionNamesAndColumns(t *testing.T) {
-	crd := v1alpha1.CustomResourceDefinitions()[0]
-	if crd.Spec.Scope != apiextensionsv1.ClusterScoped || !slices.Equal(crd.Spec.Names.ShortNames, []string{"tn"}) {
-		t.Errorf("scope %s, short names %v", crd.Spec.Scope, crd.Spec.Names.ShortNames)
-	}
-	if crd.Spec.Versions[0].Subresources.Status == nil {
-		t.Error("no status subresource")
-	}
-	var columns, wide []string
-	for _, c := range crd.Spec.Versions[0].AdditionalPrinterColumns {
-		if c.Priority > 0 {
-			wide = append(wide, strings.ToUpper(c.Name))
-		} else {
-			columns = append(columns, strings.ToUpper(c.Name))
+	for kind, want := range map[string]struct{ short, columns, wide string }{
+		"Tenant": {"tn", "HOSTNAME PHASE HOST VERSION AGE", "REPLICAS NODES STORAGE MEMORY"},
+		"Host":   {"hst", "ROLE STATE VERSION TENANTS AGE", "ADDRESS MEMORY LEADER LAG LOAD"},
+	} {
+		crd := definition(t, kind)
+		if crd.Spec.Scope != apiextensionsv1.ClusterScoped || !slices.Equal(crd.Spec.Names.ShortNames, []string{want.short}) {
+			t.Errorf("%s: scope %s, short names %v", kind, crd.Spec.Scope, crd.Spec.Names.ShortNames)
 		}
-	}
-	if got, want := strings.Join(columns, " "), "HOSTNAME PHASE HOST VERSION AGE"; got != want {
-		t.Errorf("columns are %s, want %s", got, want)
-	}
-	if got, want := strings.Join(wide, " "), "REPLICAS NODES STORAGE MEMORY"; got != want {
-		t.Errorf("wide columns are %s, want %s", got, want)
+		if crd.Spec.Versions[0].Subresources.Status == nil {
+			t.Errorf("%s: no status subresource", kind)
+		}
+		var columns, wide []string
+		for _, c := range crd.Spec.Versions[0].AdditionalPrinterColumns {
+			if c.Priority > 0 {
+				wide = append(wide, strings.ToUpper(c.Name))
+			} else {
+				columns = append(columns, strings.ToUpper(c.Name))
+			}
+		}
+		if got := strings.Join(columns, " "); got != want.columns {
+			t.Errorf("%s: columns are %s, want %s", kind, got, want.columns)
+		}
+		if got := strings.Join(wide, " "); got != want.wide {
+			t.Errorf("%s: wide columns are %s, want %s", kind, got, want.wide)
+		}
 	}
 }
 
@@ -167,17 +204,36 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 	walk = func(path string, props apiextensionsv1.JSONSchemaProps) {
 		for name, p := range props.Properties {
 			at := path + "." + name
-			if p.Description == "" && at != ".metadata" {
+			if p.Description == "" && !strings.HasSuffix(at, "/.metadata") {
 				t.Errorf("%s has no description", at)
 			}
 			walk(at, p)
 		}
 	}
-	walk("", *v1alpha1.CustomResourceDefinitions()[0].Spec.Versions[0].Schema.OpenAPIV3Schema)
+	for _, crd := range v1alpha1.CustomResourceDefinitions() {
+		walk(crd.Name+"/", *crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+	}
+}
+
+// A column shows a field that there is.
+func TestColumnsAreFields(t *testing.T) {
+	for _, crd := range v1alpha1.CustomResourceDefinitions() {
+		for _, c := range crd.Spec.Versions[0].AdditionalPrinterColumns {
+			at := *crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+			for name := range strings.SplitSeq(strings.TrimSuffix(c.JSONPath[1:], "[0]"), ".") {
+				p, ok := at.Properties[name]
+				if !ok && name != "creationTimestamp" { // of the metadata, which has no schema
+					t.Errorf("%s: column %s is of %s, which is no field", crd.Name, c.Name, c.JSONPath)
+					break
+				}
+				at = p
+			}
+		}
+	}
 }
 
 func TestDefaults(t *testing.T) {
-	rules := newTenantRules(t)
+	rules := newRules(t, "Tenant")
 	want := `addons:
   coreDNS:
     enabled: true
@@ -214,15 +270,94 @@ replicas: 1
 	}
 }
 
-// The Go types and the schema say the same: what Go writes for a Tenant that sets
+// The Go types and the schema say the same: what Go writes for an object that sets
 // nothing leaves every default to the server.
-func TestZeroTenantLeavesTheDefaults(t *testing.T) {
-	data, err := json.Marshal(&v1alpha1.Tenant{})
-	if err != nil {
-		t.Fatal(err)
+func TestZeroObjectLeavesTheDefaults(t *testing.T) {
+	for _, object := range []any{&v1alpha1.Tenant{}, &v1alpha1.Host{}} {
+		data, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(data); got != "{}" {
+			t.Errorf("a zero %T is written as %s", object, got)
+		}
 	}
-	if got := string(data); got != "{}" {
-		t.Errorf("a zero Tenant is written as %s", got)
+}
+
+// What Go writes for an object that says everything there is to say, the schema takes,
+// and it knows every field.
+func TestSchemaTakesWhatGoWrites(t *testing.T) {
+	five, quantity, now := int32(5), resource.MustParse("350m"), metav1.Now()
+	conditions := []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAsExpected, LastTransitionTime: now}}
+	for kind, object := range map[string]any{
+		"Host": &v1alpha1.Host{
+			Spec: v1alpha1.HostSpec{Draining: true},
+			Status: v1alpha1.HostStatus{
+				State: v1alpha1.HostDraining, ObservedGeneration: 2, Address: "192.0.2.1:443", PeerAddress: "192.0.2.1:2380", GossipAddress: "192.0.2.1:7946",
+				Role: v1alpha1.HostVoter, Version: "v0.3.0", Tenants: &five, Memory: v1alpha1.HostMemory{Used: &quantity, Total: &quantity},
+				Cores: 2, Load: &quantity, Etcd: &v1alpha1.HostEtcd{Leader: true, Lag: 7}, HeartbeatTime: now, Conditions: conditions,
+			},
+		},
+		"Tenant": &v1alpha1.Tenant{
+			Spec: v1alpha1.TenantSpec{Hostname: "a.example.com", Placement: v1alpha1.TenantPlacement{Hosts: []string{"host-a"}}},
+			Status: v1alpha1.TenantStatus{
+				Phase: v1alpha1.TenantMoving, Placement: []string{"host-a", "host-b"}, Nodes: &five, Storage: &quantity, Memory: &quantity, Conditions: conditions,
+			},
+		},
+	} {
+		data, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var written map[string]any
+		if err := json.Unmarshal(data, &written); err != nil {
+			t.Fatal(err)
+		}
+		r := newRules(t, kind)
+		written = normalize(written).(map[string]any)
+		written["apiVersion"], written["kind"], written["metadata"] = "tenantd.io/v1alpha1", kind, map[string]any{"name": "a"}
+		for _, fault := range r.judge(t, written, nil) {
+			t.Errorf("%s: %v", kind, fault)
+		}
+		for _, unknown := range pruning.PruneWithOptions(written, r.structural, true, schema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true}) {
+			t.Errorf("%s: the schema does not know %s", kind, unknown)
+		}
+	}
+}
+
+func TestHostRules(t *testing.T) {
+	rules := newRules(t, "Host")
+	for _, test := range []struct{ name, spec, fault string }{
+		{"a", "", ""},
+		{"host-a", "{draining: true}", ""},
+		{"host-a.example.com", "{}", ""},
+		{strings.Repeat("a", 63), "", ""},
+		{strings.Repeat("a", 64), "", "metadata.name"},
+		{"192.0.2.1", "", "metadata.name"},
+		{"Host", "", "metadata.name"},
+		{"a..b", "", "metadata.name"},
+		{"a\n", "", "metadata.name"},
+		{"a", "{draining: 1}", "spec.draining"},
+	} {
+		t.Run(test.name+test.spec, func(t *testing.T) {
+			checkFault(t, rules.judge(t, rules.object(t, test.name, test.spec), nil), test.fault)
+		})
+	}
+}
+
+// The object, the configuration file and a tenant's wish agree on what can be a host's
+// name.
+func TestHostNamesOfTheObjectAndOfTheConfiguration(t *testing.T) {
+	rules := newRules(t, "Host")
+	for _, name := range []string{"a", "host-a", "a.b", "a.1", "10.0.0.1", "A", "a_b", "-a", "a-", "a.", strings.Repeat("a", 63), strings.Repeat("a", 64)} {
+		byObject := len(rules.judge(t, rules.object(t, name, ""), nil)) == 0
+		byFile := (&v1alpha1.HostConfiguration{Name: name}).Validate() == nil
+		wish := "{placement: {hosts: ['" + name + "']}}"
+		tenants := newRules(t, "Tenant")
+		byWish := len(tenants.judge(t, tenants.object(t, "a", wish), nil)) == 0
+		if byObject != byFile || byObject != byWish {
+			t.Errorf("%q: as an object %v, in the configuration %v, as a tenant's wish %v", name, byObject, byFile, byWish)
+		}
 	}
 }
 
@@ -236,7 +371,7 @@ func TestRules(t *testing.T) {
 		}
 		return "{certSANs: [" + b.String()[2:] + "]}"
 	}
-	rules := newTenantRules(t)
+	rules := newRules(t, "Tenant")
 	for _, test := range []struct {
 		name, spec string
 		fault      string // the field that the fault names; empty: no fault
@@ -288,6 +423,16 @@ func TestRules(t *testing.T) {
 		{"a", "{replicas: 0}", "spec.replicas"},
 		{"a", "{replicas: 6}", "spec.replicas"},
 		{"a", "{replicas: -1}", "spec.replicas"},
+
+		{"a", "{placement: {}}", ""},
+		{"a", "{placement: {hosts: []}}", ""},
+		{"a", "{placement: {hosts: [host-a, host-b.example.com, c, d, e]}}", ""},
+		{"a", "{placement: {hosts: [a, b, c, d, e, f]}}", "spec.placement.hosts"},
+		{"a", "{placement: {hosts: [a, b, a]}}", "spec.placement.hosts[2]"},
+		{"a", "{placement: {hosts: [a, Host]}}", "spec.placement.hosts[1]"},
+		{"a", "{placement: {hosts: ['']}}", "spec.placement.hosts[0]"},
+		{"a", "{placement: {hosts: [192.0.2.1]}}", "spec.placement.hosts[0]"},
+		{"a", "{placement: {hosts: host-a}}", "spec.placement.hosts"},
 
 		{"a", "{certSANs: [a.example.com, 192.0.2.1, '2001:db8::1', '*.example.com', localhost]}", ""},
 		{"a", sans(32), ""},
@@ -370,10 +515,11 @@ func TestRules(t *testing.T) {
 }
 
 func TestUpdateRules(t *testing.T) {
-	rules := newTenantRules(t)
+	rules := newRules(t, "Tenant")
 	for _, test := range []struct{ before, after, fault string }{
 		{"{hostname: a.example.com}", "{hostname: b.example.com}", ""},
 		{"{replicas: 1}", "{replicas: 3, certSANs: [a], konnectivityHostname: t.example.com, limits: {storage: 1Gi}}", ""},
+		{"{placement: {hosts: [a]}}", "{placement: {hosts: [b, a]}}", ""},
 		{"{}", "{network: {podCIDR: 10.244.0.0/16}}", ""}, // the default, now said
 		{"{}", "{network: {podCIDR: 10.245.0.0/16}}", "spec.network.podCIDR"},
 		{"{network: {serviceCIDR: 10.97.0.0/16}}", "{}", "spec.network.serviceCIDR"},

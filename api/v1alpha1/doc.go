@@ -1,12 +1,13 @@
 // Copyright The tenantd Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 is what users of tenantd write and read: the [Tenant] object
-// of the system plane, the [HostConfiguration] file of a host, and the bodies of
-// the credential requests that tenantctl sends ([KubeconfigRequest],
-// [JoinTokenRequest]).
+// Package v1alpha1 is what users of tenantd write and read: the [Tenant] and [Host]
+// objects of the system plane, the [HostConfiguration] file of a host, and the bodies
+// of the credential requests that tenantctl sends ([KubeconfigRequest],
+// [JoinTokenRequest], [HostTokenRequest]) and that a new host does
+// ([HostJoinRequest], with a [HostToken]).
 //
-// The rules for a Tenant live in its CustomResourceDefinition, so that they hold
+// The rules for the objects live in their CustomResourceDefinitions, so that they hold
 // for every client; the rules for what no API server sees live in the Validate
 // methods here. Any package may import this one; it imports none of ours.
 //

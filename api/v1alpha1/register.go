@@ -12,9 +12,9 @@ import (
 // GroupVersion is the group and version of the objects in this package.
 var GroupVersion = schema.GroupVersion{Group: "tenantd.io", Version: "v1alpha1"}
 
-// AddToScheme registers Tenant and TenantList with scheme.
+// AddToScheme registers Tenant and Host, and their lists, with scheme.
 func AddToScheme(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &Tenant{}, &TenantList{})
+	scheme.AddKnownTypes(GroupVersion, &Tenant{}, &TenantList{}, &Host{}, &HostList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

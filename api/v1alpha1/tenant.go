@@ -89,6 +89,12 @@ type TenantSpec struct {
 	// +kubebuilder:validation:Maximum=5
 	Replicas int32 `json:"replicas,omitempty"`
 
+	// placement is on which hosts the control plane should run. When empty, the
+	// hosts are chosen by load, and a tenant stays where it is while that is well.
+	// The Placed condition says why the tenant is where it is.
+	// +optional
+	Placement TenantPlacement `json:"placement,omitzero"`
+
 	// network is the cluster's addresses. None of them can change later: nodes,
 	// pods and Services keep the addresses they were given.
 	// +optional
@@ -116,6 +122,20 @@ type TenantSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Limits TenantLimits `json:"limits,omitzero"`
+}
+
+// TenantPlacement is a wish: a host that is draining, full or not there is passed over,
+// and another one takes its place until it can be granted.
+type TenantPlacement struct {
+	// hosts are the names of the hosts that should run the control plane, the first
+	// of them before the others when spec.replicas is less than their number.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=5
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$') && !self.matches('(^|[.])[0-9]+$')",message="must be the name of a host in lower case, such as host-a"
+	Hosts []string `json:"hosts,omitempty"`
 }
 
 // TenantNetwork is a cluster's addresses, all of one IP family.
@@ -348,7 +368,8 @@ const (
 	// ConditionReady is the summary: the API server answers under the hostname and
 	// the cluster can be used.
 	ConditionReady = "Ready"
-	// ConditionPlaced says that status.placement names enough hosts.
+	// ConditionPlaced says that status.placement names enough hosts; its message says
+	// why these.
 	ConditionPlaced = "Placed"
 	// ConditionCertificatesIssued says that the tenant has its authorities and every
 	// certificate it needs, none of them expired.
@@ -372,6 +393,9 @@ const (
 	ReasonWaitingForHost = "WaitingForHost"
 	// ReasonTooFewHosts means that spec.replicas is more than the hosts there are.
 	ReasonTooFewHosts = "TooFewHosts"
+	// ReasonHostNotAvailable means that a host of spec.placement is draining, full or
+	// not there, and that another one runs the tenant.
+	ReasonHostNotAvailable = "HostNotAvailable"
 	// ReasonHostnameTaken means that another tenant, or the system plane, is served
 	// under one of the tenant's names.
 	ReasonHostnameTaken = "HostnameTaken"
