@@ -32,6 +32,12 @@ const (
 	DefaultDomain = "k8s.example.com"
 	// DefaultHealthListen is on loopback because metrics name the tenants.
 	DefaultHealthListen = "127.0.0.1:8080"
+	// DefaultPeerPort is the port registered for etcd's peers, in
+	// [HostConfiguration].Peer.
+	DefaultPeerPort = 2380
+	// DefaultGossipPort is the port, of TCP and UDP, that gossip by memberlist is
+	// usually found at, in [HostConfiguration].Gossip.
+	DefaultGossipPort = 7946
 	// DefaultMaxPending bounds connections that have not yet said whom they want.
 	// Each costs a file descriptor and a goroutine for a few seconds at most.
 	DefaultMaxPending = 4096
@@ -75,6 +81,19 @@ type HostConfiguration struct {
 	// port, as IP[:PORT]. Default: the address of the interface with the default
 	// route, and the port of Listen.
 	AdvertiseAddress string `json:"advertiseAddress,omitempty"`
+	// Peer is where the etcd members of other hosts reach this host's. The connections
+	// are authenticated and encrypted both ways. Default: [DefaultPeerPort] of
+	// AdvertiseAddress if that is set and not loopback, otherwise off. A host that has
+	// Peer or Gossip off runs alone.
+	Peer HostEndpoint `json:"peer,omitzero"`
+	// Gossip is where other hosts tell this host, over TCP and UDP and encrypted, who is
+	// there and serves what. Default: [DefaultGossipPort] of AdvertiseAddress if that is
+	// set and not loopback, otherwise off.
+	Gossip HostEndpoint `json:"gossip,omitzero"`
+	// Join makes this host a part of an installation that exists. It is used when DataDir
+	// is empty and ignored later, so it may stay. The domain is then the installation's.
+	// Default: an empty DataDir becomes a new installation.
+	Join HostJoin `json:"join,omitzero"`
 	// HealthListen is the address, as [HOST]:PORT, of /livez, /readyz and /metrics,
 	// which are plain HTTP without authentication. Default [DefaultHealthListen].
 	HealthListen string `json:"healthListen,omitempty"`
@@ -94,6 +113,24 @@ type HostConfiguration struct {
 	LogLevel string `json:"logLevel,omitempty"`
 	// LogFormat is text or json. Default [DefaultLogFormat].
 	LogFormat string `json:"logFormat,omitempty"`
+}
+
+// HostEndpoint is an address that is for other hosts only.
+type HostEndpoint struct {
+	// Listen is the address to listen at, as IP:PORT; one that the machine has, or
+	// 0.0.0.0 or [::] for all that it has.
+	Listen string `json:"listen,omitempty"`
+	// Advertise is the address to tell other hosts, as IP:PORT. Default: Listen, with
+	// the IP of AdvertiseAddress when Listen is for all addresses.
+	Advertise string `json:"advertise,omitempty"`
+}
+
+// HostJoin says which installation to join, and with what.
+type HostJoin struct {
+	// Server is the one port of any host of the installation, as HOST:PORT.
+	Server string `json:"server,omitempty"`
+	// TokenFile holds the token that `tenantctl host token` printed, see [HostToken].
+	TokenFile string `json:"tokenFile,omitempty"`
 }
 
 // HostAudit is about the audit logs, <dataDir>/audit/<tenant>/audit.log: one for each
@@ -147,13 +184,16 @@ func LoadHostConfiguration(path string) (*HostConfiguration, error) {
 }
 
 // SetDefaults fills the fields that are not set, except Name, AdvertiseAddress and
-// SealingKeyFile, whose defaults depend on the machine.
+// SealingKeyFile, whose defaults depend on the machine. Peer and Gossip follow from
+// AdvertiseAddress: who finds that out later sets the defaults again.
 func (c *HostConfiguration) SetDefaults() {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: GroupVersion.String(), Kind: HostConfigurationKind}
 	setDefault(&c.DataDir, DefaultDataDir)
 	setDefault(&c.Listen, DefaultListen)
 	setDefault(&c.Domain, DefaultDomain)
 	setDefault(&c.HealthListen, DefaultHealthListen)
+	c.Peer.setDefaults(c.advertiseIP(), DefaultPeerPort)
+	c.Gossip.setDefaults(c.advertiseIP(), DefaultGossipPort)
 	setDefault(&c.LogLevel, DefaultLogLevel)
 	setDefault(&c.LogFormat, DefaultLogFormat)
 	setDefault(&c.Limits.MaxPending, DefaultMaxPending)
@@ -170,6 +210,36 @@ func (c *HostConfiguration) SetDefaults() {
 		c.Limits.BackendQuota = resource.MustParse(DefaultBackendQuota)
 	}
 }
+
+// advertiseIP is the IP of AdvertiseAddress; not valid if that has none.
+func (c *HostConfiguration) advertiseIP() netip.Addr {
+	if ap, err := netip.ParseAddrPort(c.AdvertiseAddress); err == nil {
+		return ap.Addr()
+	}
+	ip, err := netip.ParseAddr(strings.Trim(c.AdvertiseAddress, "[]"))
+	if err != nil {
+		return netip.Addr{}
+	}
+	return ip
+}
+
+// setDefaults derives what is not set from the IP of the host, which may be none.
+func (e *HostEndpoint) setDefaults(host netip.Addr, port uint16) {
+	if e.Listen == "" && host.IsValid() && !host.IsLoopback() {
+		e.Listen = netip.AddrPortFrom(host, port).String()
+	}
+	if listen, err := netip.ParseAddrPort(e.Listen); err == nil && e.Advertise == "" {
+		switch {
+		case !listen.Addr().IsUnspecified():
+			e.Advertise = e.Listen
+		case host.IsValid():
+			e.Advertise = netip.AddrPortFrom(host, listen.Port()).String()
+		}
+	}
+}
+
+// Enabled says whether there is an address at all. Defaults have to be set.
+func (e HostEndpoint) Enabled() bool { return e.Listen != "" }
 
 func setDefault[T comparable](field *T, value T) {
 	var zero T
@@ -198,6 +268,39 @@ func (c *HostConfiguration) faults() field.ErrorList {
 	}
 	if c.AdvertiseAddress != "" && !isAdvertiseAddress(c.AdvertiseAddress) {
 		invalid(field.NewPath("advertiseAddress"), c.AdvertiseAddress, "must be an IP address that others can reach, such as 192.0.2.10 or 192.0.2.10:443")
+	}
+	for _, of := range []struct {
+		name string
+		HostEndpoint
+		port int
+	}{{"peer", c.Peer, DefaultPeerPort}, {"gossip", c.Gossip, DefaultGossipPort}} {
+		path, endpoint, example := field.NewPath(of.name), of.HostEndpoint, "192.0.2.10:"+strconv.Itoa(of.port)
+		if endpoint.Listen != "" && !isEndpoint(endpoint.Listen, true) {
+			invalid(path.Child("listen"), endpoint.Listen, "must be IP:PORT, such as "+example+", with an address that this machine has")
+		}
+		if endpoint.Advertise != "" && !isEndpoint(endpoint.Advertise, false) {
+			invalid(path.Child("advertise"), endpoint.Advertise, "must be IP:PORT that other hosts can reach, such as "+example)
+		}
+		switch host := c.advertiseIP(); {
+		case endpoint.Listen != "" || host.IsValid() && !host.IsLoopback():
+		case endpoint.Advertise != "":
+			faults = append(faults, field.Required(path.Child("listen"), "say where to listen for what is advertised"))
+		case c.Join.Server != "" && host.IsLoopback():
+			faults = append(faults, field.Required(path.Child("listen"), "a host that joins others is reached by them, for which an advertiseAddress on loopback does not do"))
+		}
+	}
+	if c.Peer.Listen != "" && c.Peer.Listen == c.Gossip.Listen {
+		invalid(field.NewPath("gossip", "listen"), c.Gossip.Listen, "must differ from peer.listen")
+	}
+	joinPath := field.NewPath("join")
+	switch {
+	case c.Join.Server == "" && c.Join.TokenFile != "":
+		faults = append(faults, field.Required(joinPath.Child("server"), "name a host that the token is for, such as host-a.example.com:443"))
+	case c.Join.Server != "" && !isServerAddress(c.Join.Server):
+		invalid(joinPath.Child("server"), c.Join.Server, "must be HOST:PORT of a host of the installation, such as host-a.example.com:443 or 192.0.2.10:443")
+	}
+	if c.Join.Server != "" && c.Join.TokenFile == "" {
+		faults = append(faults, field.Required(joinPath.Child("tokenFile"), "name the file with what tenantctl host token printed"))
 	}
 	if c.HealthListen != "" && !isListenAddress(c.HealthListen) {
 		invalid(field.NewPath("healthListen"), c.HealthListen, "must be [HOST]:PORT, such as 127.0.0.1:8080")
@@ -292,6 +395,27 @@ func isListenAddress(address string) bool {
 	}
 	_, err = netip.ParseAddr(host)
 	return err == nil
+}
+
+// isEndpoint says whether an address is an IP and a port that can be dialled or, if it
+// may be for all addresses of a machine, listened at.
+func isEndpoint(address string, all bool) bool {
+	ap, err := netip.ParseAddrPort(address)
+	return err == nil && ap.Port() != 0 && !ap.Addr().IsMulticast() && (all || !ap.Addr().IsUnspecified())
+}
+
+// isServerAddress says whether an address is a host, by name or by IP, and a port that
+// can be dialled.
+func isServerAddress(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && !ip.IsUnspecified() && !ip.IsMulticast() || isDNSName(host, 253)
 }
 
 func isAdvertiseAddress(address string) bool {

@@ -33,6 +33,9 @@ listen: 127.0.0.1:8443
 domain: k8s.test
 name: host-a
 advertiseAddress: "[2001:db8::1]:443"
+peer: {listen: "0.0.0.0:2380", advertise: "192.0.2.1:2380"}
+gossip: {listen: "127.0.0.1:7946", advertise: "[2001:db8::1]:17946"}
+join: {server: "host-b.k8s.test:8443", tokenFile: ./token}
 healthListen: localhost:0
 trustedProxies: [192.0.2.0/28, "2001:db8::5/128"]
 limits: {maxPending: 10, maxPendingPerSource: 5, tenantStorage: 64Mi, backendQuota: 1Gi}
@@ -74,6 +77,55 @@ func TestHostConfigurationDefaults(t *testing.T) {
 	}
 }
 
+// What is for other hosts follows from the address at which they find this one.
+func TestHostConfigurationAddressesForOtherHosts(t *testing.T) {
+	type endpoint = v1alpha1.HostEndpoint
+	for _, test := range []struct {
+		advertise                  string
+		peer, gossip               endpoint
+		wantPeer, wantGossip       endpoint
+		peerEnabled, gossipEnabled bool
+	}{
+		{"", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
+		{"127.0.0.1:8443", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
+		{"::1", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
+		{
+			"192.0.2.1", endpoint{}, endpoint{},
+			endpoint{"192.0.2.1:2380", "192.0.2.1:2380"}, endpoint{"192.0.2.1:7946", "192.0.2.1:7946"}, true, true,
+		},
+		{
+			"192.0.2.1:443", endpoint{Listen: "0.0.0.0:12380"}, endpoint{Listen: "10.0.0.1:7000"},
+			endpoint{"0.0.0.0:12380", "192.0.2.1:12380"}, endpoint{"10.0.0.1:7000", "10.0.0.1:7000"}, true, true,
+		},
+		{
+			"[2001:db8::1]:443", endpoint{}, endpoint{Advertise: "192.0.2.1:9"},
+			endpoint{"[2001:db8::1]:2380", "[2001:db8::1]:2380"}, endpoint{"[2001:db8::1]:7946", "192.0.2.1:9"}, true, true,
+		},
+		{
+			"[2001:db8::1]", endpoint{Listen: "[::]:1"}, endpoint{Listen: "10.0.0.1:1", Advertise: "192.0.2.9:2"},
+			endpoint{"[::]:1", "[2001:db8::1]:1"}, endpoint{"10.0.0.1:1", "192.0.2.9:2"}, true, true,
+		},
+		{
+			"127.0.0.1", endpoint{Listen: "127.0.0.2:1"}, endpoint{},
+			endpoint{"127.0.0.2:1", "127.0.0.2:1"}, endpoint{}, true, false,
+		},
+		// Who finds out the address of the machine sets the defaults again.
+		{"", endpoint{Listen: "0.0.0.0:1"}, endpoint{}, endpoint{Listen: "0.0.0.0:1"}, endpoint{}, true, false},
+	} {
+		c := v1alpha1.HostConfiguration{AdvertiseAddress: test.advertise, Peer: test.peer, Gossip: test.gossip}
+		if err := c.Validate(); err != nil {
+			t.Errorf("%+v: %v", test, err)
+		}
+		c.SetDefaults()
+		if c.Peer != test.wantPeer || c.Gossip != test.wantGossip || c.Peer.Enabled() != test.peerEnabled || c.Gossip.Enabled() != test.gossipEnabled {
+			t.Errorf("with advertiseAddress %q, peer %+v becomes %+v, gossip %+v becomes %+v", test.advertise, test.peer, c.Peer, test.gossip, c.Gossip)
+		}
+		if err := c.Validate(); err != nil {
+			t.Errorf("with defaults: %+v: %v", test, err)
+		}
+	}
+}
+
 func TestHostConfigurationFaults(t *testing.T) {
 	long := strings.Repeat("a", 60) + "."
 	for _, test := range []struct{ text, want string }{
@@ -88,6 +140,28 @@ func TestHostConfigurationFaults(t *testing.T) {
 		{"advertiseAddress: host-a", "config.yaml:3: advertiseAddress: Invalid value"},
 		{"advertiseAddress: 0.0.0.0", "config.yaml:3: advertiseAddress: Invalid value"},
 		{"advertiseAddress: 192.0.2.1:0", "config.yaml:3: advertiseAddress: Invalid value"},
+		{"peer:\n  listen: '2380'", `config.yaml:4: peer.listen: Invalid value: "2380": must be IP:PORT, such as 192.0.2.10:2380`},
+		{"peer:\n  listen: ':2380'", "config.yaml:4: peer.listen: Invalid value"},
+		{"peer:\n  listen: host-a:2380", "config.yaml:4: peer.listen: Invalid value"},
+		{"peer:\n  listen: 192.0.2.1:0", "config.yaml:4: peer.listen: Invalid value"},
+		{"peer:\n  listen: 224.0.0.1:2380", "config.yaml:4: peer.listen: Invalid value"},
+		{"peer:\n  listen: 0.0.0.0:2380\n  advertise: 0.0.0.0:2380", "config.yaml:5: peer.advertise: Invalid value"},
+		{"peer: {advertise: '192.0.2.1:2380'}", "config.yaml:3: peer.listen: Required value"},
+		{"advertiseAddress: 127.0.0.1\npeer: {advertise: '192.0.2.1:2380'}", "config.yaml:4: peer.listen: Required value"},
+		{"gossip:\n  listen: 7946", "config.yaml:4: gossip.listen: must be a string"},
+		{"gossip:\n  listen: '[::1]'", `config.yaml:4: gossip.listen: Invalid value: "[::1]": must be IP:PORT, such as 192.0.2.10:7946`},
+		{"peer: {listen: '10.0.0.1:1'}\ngossip: {listen: '10.0.0.1:1'}", "config.yaml:4: gossip.listen: Invalid value"},
+		{"join:\n  server: a.test:443", "config.yaml:3: join.tokenFile: Required value"},
+		{"join:\n  tokenFile: /x", "config.yaml:3: join.server: Required value"},
+		{"join: {tokenFile: /x, server: a.test}", "config.yaml:3: join.server: Invalid value"},
+		{"join: {tokenFile: /x, server: 'a.test:0'}", "config.yaml:3: join.server: Invalid value"},
+		{"join: {tokenFile: /x, server: ':443'}", "config.yaml:3: join.server: Invalid value"},
+		{"join: {tokenFile: /x, server: '0.0.0.0:443'}", "config.yaml:3: join.server: Invalid value"},
+		{"join: {tokenFile: /x, server: 'https://a.test:443'}", "config.yaml:3: join.server: Invalid value"},
+		{
+			"join: {tokenFile: /x, server: 'a.test:443'}\nadvertiseAddress: 127.0.0.1\npeer: {listen: '127.0.0.2:1'}",
+			"config.yaml:1: gossip.listen: Required value: a host that joins others", // not in the file, so the document's line,
+		},
 		{"trustedProxies: [192.0.2.0/28, 192.0.2.5]", `config.yaml:3: trustedProxies[1]: Invalid value: "192.0.2.5"`},
 		{"healthListen: '8080'", "config.yaml:3: healthListen: Invalid value"},
 		{"logLevel: loud", "config.yaml:3: logLevel: Unsupported value"},

@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -135,6 +136,10 @@ Settings come from the file given with --config and from flags; a flag wins.`,
 				"domain":            func() { cfg.Domain = flags.Domain },
 				"name":              func() { cfg.Name = flags.Name },
 				"advertise-address": func() { cfg.AdvertiseAddress = flags.AdvertiseAddress },
+				"join":              func() { cfg.Join.Server = flags.Join.Server },
+				"join-token-file":   func() { cfg.Join.TokenFile = flags.Join.TokenFile },
+				"peer-listen":       func() { cfg.Peer.Listen = flags.Peer.Listen },
+				"gossip-listen":     func() { cfg.Gossip.Listen = flags.Gossip.Listen },
 				"health-listen":     func() { cfg.HealthListen = flags.HealthListen },
 				"sealing-key-file":  func() { cfg.SealingKeyFile = flags.SealingKeyFile },
 				"log-level":         func() { cfg.LogLevel = flags.LogLevel },
@@ -157,11 +162,15 @@ Settings come from the file given with --config and from flags; a flag wins.`,
 	f.StringVar(&flags.Domain, "domain", "", "DNS zone of the tenants' names (default "+v1alpha1.DefaultDomain+")")
 	f.StringVar(&flags.Name, "name", "", "name of this host (default the machine's host name)")
 	f.StringVar(&flags.AdvertiseAddress, "advertise-address", "", "IP[:PORT] that clients are told to use instead of the tenants' names, until there is DNS")
+	f.StringVar(&flags.Join.Server, "join", "", "HOST:PORT of a host of the installation to become a part of; for an empty data directory, ignored later")
+	f.StringVar(&flags.Join.TokenFile, "join-token-file", "", "file with the token of tenantctl host token, for --join")
+	f.StringVar(&flags.Peer.Listen, "peer-listen", "", "IP:PORT for the etcd members of other hosts (default port "+strconv.Itoa(v1alpha1.DefaultPeerPort)+" of the advertise address, unless that is loopback or not set)")
+	f.StringVar(&flags.Gossip.Listen, "gossip-listen", "", "IP:PORT, TCP and UDP, for the gossip of other hosts (default port "+strconv.Itoa(v1alpha1.DefaultGossipPort)+" of the advertise address, unless that is loopback or not set)")
 	f.StringVar(&flags.HealthListen, "health-listen", "", "address of /livez, /readyz and /metrics (default "+v1alpha1.DefaultHealthListen+")")
 	f.StringVar(&flags.SealingKeyFile, "sealing-key-file", "", "file with the 32-byte key that seals private keys at rest (default in the data directory)")
 	f.StringVar(&flags.LogLevel, "log-level", "", "debug, info, warn or error (default "+v1alpha1.DefaultLogLevel+")")
 	f.StringVar(&flags.LogFormat, "log-format", "", "text or json (default "+v1alpha1.DefaultLogFormat+")")
-	if err := errors.Join(cmd.MarkFlagFilename("config", "yaml", "yml"), cmd.MarkFlagDirname("data-dir")); err != nil {
+	if err := errors.Join(cmd.MarkFlagFilename("config", "yaml", "yml"), cmd.MarkFlagDirname("data-dir"), cmd.MarkFlagFilename("join-token-file")); err != nil {
 		panic(err) // a flag of that name is not there
 	}
 	return cmd
