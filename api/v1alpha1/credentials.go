@@ -16,9 +16,10 @@ import (
 )
 
 // CredentialsGroupVersion is the group and version under which the system plane
-// hands out credentials. A request is a POST to [CredentialsPath]; RBAC grants it
-// as the verb create on the resource tenants/kubeconfig or tenants/jointoken of
-// this group. Nothing in it is stored.
+// hands out credentials. A request is a POST to [CredentialsPath], or to
+// [HostCredentialsPath] for those about hosts; RBAC grants it as the verb create on
+// the resource tenants/kubeconfig, tenants/jointoken and so on of this group. Nothing
+// in it is stored.
 var CredentialsGroupVersion = schema.GroupVersion{Group: "credentials.tenantd.io", Version: "v1alpha1"}
 
 // The kinds of credential requests and the subresources they are posted to.
@@ -128,7 +129,7 @@ func (r *KubeconfigRequest) Validate() error {
 	for i, group := range r.Spec.Groups {
 		faults = append(faults, validateSubject(spec.Child("groups").Index(i), group)...)
 	}
-	faults = append(faults, validateTTL(spec.Child("ttlSeconds"), r.Spec.TTLSeconds)...)
+	faults = append(faults, validateTTL(spec.Child("ttlSeconds"), r.Spec.TTLSeconds, MaxCredentialTTL)...)
 	if r.Spec.Server != "" {
 		faults = append(faults, validateServer(spec.Child("server"), r.Spec.Server)...)
 	}
@@ -173,7 +174,7 @@ func (r *JoinTokenRequest) SetDefaults() {
 // Validate returns every fault of a request with defaults set, or nil.
 func (r *JoinTokenRequest) Validate() error {
 	faults := validateType(r.TypeMeta, CredentialsGroupVersion.String(), JoinTokenRequestKind)
-	faults = append(faults, validateTTL(field.NewPath("spec", "ttlSeconds"), r.Spec.TTLSeconds)...)
+	faults = append(faults, validateTTL(field.NewPath("spec", "ttlSeconds"), r.Spec.TTLSeconds, MaxCredentialTTL)...)
 	return join(faults)
 }
 
@@ -225,8 +226,8 @@ func validateSubject(path *field.Path, name string) field.ErrorList {
 	return nil
 }
 
-func validateTTL(path *field.Path, seconds int64) field.ErrorList {
-	least, most := int64(MinCredentialTTL/time.Second), int64(MaxCredentialTTL/time.Second)
+func validateTTL(path *field.Path, seconds int64, longest time.Duration) field.ErrorList {
+	least, most := int64(MinCredentialTTL/time.Second), int64(longest/time.Second)
 	if seconds < least || seconds > most {
 		return field.ErrorList{field.Invalid(path, seconds, fmt.Sprintf("must be %d to %d seconds", least, most))}
 	}
