@@ -40,6 +40,14 @@ type issuer struct {
 	authority *pki.Authority
 	// client reaches the tenant's API server; nil while that does not run.
 	client *rest.Config
+	// release, if set, is to be called after use.
+	release func()
+}
+
+func (i issuer) close() {
+	if i.release != nil {
+		i.release()
+	}
 }
 
 // credentials serves requests for credentials.
@@ -51,8 +59,8 @@ type credentials struct {
 	// advertise is the address that clients are told to use until there is DNS;
 	// empty for the tenant's hostname.
 	advertise string
-	// hosts are the IP:port of the hosts.
-	hosts []string
+	// hosts are the IP:port of the hosts at this moment.
+	hosts func() []string
 	log   *slog.Logger
 }
 
@@ -60,17 +68,22 @@ type credentials struct {
 func (c *credentials) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer, err := c.answer(r)
 	if err != nil {
-		var status apierrors.APIStatus
-		if !errors.As(err, &status) {
-			c.log.Error("cannot hand out credentials", "path", r.URL.Path, "error", err)
-			status = apierrors.NewInternalError(err)
-		}
-		s := status.Status()
-		s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-		writeJSON(w, int(s.Code), s)
+		writeError(w, r, err, c.log)
 		return
 	}
 	writeJSON(w, http.StatusCreated, answer)
+}
+
+// writeError answers with an error as the API server does.
+func writeError(w http.ResponseWriter, r *http.Request, err error, log *slog.Logger) {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		log.Error("cannot hand out credentials", "path", r.URL.Path, "error", err)
+		status = apierrors.NewInternalError(err)
+	}
+	s := status.Status()
+	s.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	writeJSON(w, int(s.Code), s)
 }
 
 func writeJSON(w http.ResponseWriter, code int, body any) {
@@ -135,6 +148,7 @@ func (c *credentials) kubeconfig(ctx context.Context, tenant string, req *v1alph
 	if err != nil {
 		return err
 	}
+	defer t.close()
 	cert, key, expires, err := t.authority.IssueClient(ctx, req.Spec.User, req.Spec.Groups, time.Duration(req.Spec.TTLSeconds)*time.Second)
 	if err != nil {
 		return fmt.Errorf("issue client certificate: %w", err)
@@ -170,10 +184,11 @@ func (c *credentials) workerConfig(ctx context.Context, tenant string, req *v1al
 	if err != nil {
 		return err
 	}
+	defer t.close()
 	req.Status = v1alpha1.WorkerConfigRequestStatus{
 		Hostname:             t.spec.Hostname,
 		Port:                 c.port,
-		Hosts:                c.hosts,
+		Hosts:                c.hosts(),
 		KonnectivityHostname: t.spec.KonnectivityHostname,
 		WorkerVIP:            t.spec.Network.WorkerVIP,
 		CA:                   t.authority.CA(),
@@ -188,6 +203,7 @@ func (c *credentials) joinToken(ctx context.Context, tenant string, req *v1alpha
 	if err != nil {
 		return err
 	}
+	defer t.close()
 	if t.client == nil {
 		return apierrors.NewServiceUnavailable(fmt.Sprintf("tenant %q is not running yet; wait until it is Ready and try again", tenant))
 	}

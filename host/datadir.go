@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -49,8 +50,9 @@ type dataDir struct {
 }
 
 // openDataDir makes or opens the directory, locks it and checks that this daemon
-// may use it.
-func openDataDir(path, domain string) (_ *dataDir, err error) {
+// may use it. A directory of no installation becomes a new one, or with adopt part
+// of the one that this returns.
+func openDataDir(path, domain string, adopt func(*dataDir) (installation, error)) (_ *dataDir, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open data directory %s: %w", path, explain(err))
@@ -90,11 +92,16 @@ func openDataDir(path, domain string) (_ *dataDir, err error) {
 	raw, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := refuseForeign(path); err != nil {
+		if err := refuseForeign(path, adopt != nil); err != nil {
 			return nil, err
 		}
 		d.fresh = true
 		d.id = installation{ID: uuid.NewString(), Format: dataFormat, Domain: domain}
+		if adopt != nil {
+			if d.id, err = adopt(d); err != nil {
+				return nil, err
+			}
+		}
 		raw, err := json.MarshalIndent(d.id, "", "  ")
 		if err != nil {
 			return nil, err
@@ -109,21 +116,29 @@ func openDataDir(path, domain string) (_ *dataDir, err error) {
 	switch {
 	case d.id.Format > dataFormat:
 		return nil, fmt.Errorf("written by a newer tenantd (format %d, this one knows %d); start it with that version", d.id.Format, dataFormat)
-	case d.id.Domain != domain:
+	case domain != "" && d.id.Domain != domain:
 		return nil, fmt.Errorf("this installation serves the domain %q, not %q; start it with --domain %s", d.id.Domain, domain, d.id.Domain)
 	}
 	return d, nil
 }
 
-// refuseForeign refuses a directory that holds something else already.
-func refuseForeign(path string) error {
+// refuseForeign refuses a directory that holds something else already. A join that was
+// cut short may go on.
+func refuseForeign(path string, joins bool) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		// What a start that was cut short may have left.
-		if name := e.Name(); name != "lock" && !strings.HasSuffix(name, ".tmp") && name != "lost+found" {
+		name := e.Name()
+		if slices.Contains(ofJoin, name) {
+			if joins {
+				continue
+			}
+			return fmt.Errorf("a join was begun and not finished here (it has %s): start it with --join as before, or choose an empty directory with --data-dir", name)
+		}
+		if name != "lock" && !strings.HasSuffix(name, ".tmp") && name != "lost+found" {
 			return fmt.Errorf("not empty and not tenantd's (it has %s and no installation.json); choose an empty directory with --data-dir", name)
 		}
 	}

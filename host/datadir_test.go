@@ -17,7 +17,7 @@ func TestDataDir(t *testing.T) {
 	made := func(t *testing.T, domain string) string {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "data")
-		d, err := openDataDir(path, domain)
+		d, err := openDataDir(path, domain, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestDataDir(t *testing.T) {
 		"another domain": {func(t *testing.T) string { return made(t, "other.test") }, "start it with --domain other.test"},
 		"in use": {func(t *testing.T) string {
 			path := filepath.Join(t.TempDir(), "data")
-			d, err := openDataDir(path, "k8s.test")
+			d, err := openDataDir(path, "k8s.test", nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -71,7 +71,7 @@ func TestDataDir(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := c.prepare(t)
 			before := listing(t, path)
-			d, err := openDataDir(path, "k8s.test")
+			d, err := openDataDir(path, "k8s.test", nil)
 			if c.want == "" {
 				if err != nil {
 					t.Fatal(err)

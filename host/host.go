@@ -4,10 +4,13 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -27,9 +30,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -55,6 +58,8 @@ var (
 type Config struct {
 	// HostConfiguration is what operators set. Fields that are not set get their defaults.
 	v1alpha1.HostConfiguration
+	// Version is the release of tenantd, which other hosts are told.
+	Version string
 	// Logger receives all that the daemon and its components say. Nil discards.
 	Logger *slog.Logger
 }
@@ -64,17 +69,21 @@ type Host struct {
 	// Constant after New.
 	cfg     v1alpha1.HostConfiguration
 	name    string
+	version string // of tenantd
+	domain  string // that the data directory must have; empty if that says which
 	log     *slog.Logger
 	systemd *notifier
 
 	// Set by Run, one after the other, before what uses them starts.
-	dir      *dataDir
-	listener net.Listener
-	store    *storage.Store
-	router   *sni.Router
-	sealer   *pki.Sealer
-	cache    *certmagic.Cache
-	platform *tenant.Platform
+	dir        *dataDir
+	listener   net.Listener
+	store      *storage.Store
+	router     *sni.Router
+	sealer     *pki.Sealer
+	cache      *certmagic.Cache
+	platform   *tenant.Platform
+	hosts      *hosts // nil if this host runs alone
+	sealingKey []byte
 
 	route func()        // starts to route connections; later calls do nothing
 	ready chan struct{} // closed when the host is ready
@@ -82,6 +91,7 @@ type Host struct {
 
 	mu        sync.Mutex // guards what follows
 	runners   map[string]*runner
+	names     map[string][]string // of all tenants wherever they are, by tenant
 	plane     *tenant.ControlPlane
 	authority *pki.Authority // the system plane's
 	problem   string         // why the host is not ready
@@ -94,7 +104,11 @@ func New(cfg Config) (*Host, error) {
 	if err := cfg.HostConfiguration.Validate(); err != nil {
 		return nil, fmt.Errorf("check the configuration: %w", err)
 	}
+	domain := cfg.Domain
 	cfg.HostConfiguration.SetDefaults()
+	if domain == "" && cfg.Join.Server == "" {
+		domain = cfg.Domain
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -107,7 +121,8 @@ func New(cfg Config) (*Host, error) {
 		name = strings.ToLower(hostname)
 	}
 	return &Host{
-		cfg: cfg.HostConfiguration, name: name, log: cfg.Logger, systemd: newNotifier(cfg.Logger),
+		cfg: cfg.HostConfiguration, name: name, version: cmp.Or(cfg.Version, "unknown"), log: cfg.Logger, systemd: newNotifier(cfg.Logger),
+		domain: domain, names: map[string][]string{},
 		ready: make(chan struct{}), runners: map[string]*runner{}, problem: "starting",
 	}, nil
 }
@@ -139,15 +154,19 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	defer health.close()
 
 	// 2. The data directory, which this process then has to itself.
-	if h.dir, err = openDataDir(h.cfg.DataDir, h.cfg.Domain); err != nil {
+	if h.dir, err = openDataDir(h.cfg.DataDir, h.domain, h.joiner(ctx)); err != nil {
 		return err
 	}
 	defer h.dir.close()
+	h.cfg.Domain = h.dir.id.Domain // a host that joined was told
+	if err := os.Remove(h.dir.file(joinedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove what is left of the join: %w", explain(err))
+	}
 
 	// 3. Storage and the key that seals what is secret in it.
 	keyFile := h.cfg.SealingKeyFile
 	if keyFile == "" {
-		keyFile = h.dir.file("sealing.key")
+		keyFile = h.dir.file(sealingKeyFile)
 	}
 	if err := h.dir.checkKey(keyFile); err != nil {
 		return err
@@ -156,6 +175,7 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return explain(err)
 	}
+	h.sealingKey = key
 	if h.sealer, err = pki.NewSealer(key); err != nil {
 		return err
 	}
@@ -164,14 +184,12 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	} else {
 		h.log.Info("private keys are sealed; a backup of the data directory is of no use without this key", "file", keyFile)
 	}
-	h.store, err = storage.Open(ctx, storage.Config{
-		Dir:          h.dir.file(storeDir),
-		SocketDir:    h.dir.file("run"),
-		BackendQuota: h.cfg.Limits.BackendQuota.Value(),
-		TenantQuota:  h.cfg.Limits.TenantStorage.Value(),
-		Logger:       h.log.With("component", "storage"),
-	})
-	if err != nil {
+	h.cache = pki.NewCache()
+	defer h.cache.Stop()
+	if err := h.openStore(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	// 9. Storage closes after all that uses it.
@@ -195,6 +213,7 @@ func (h *Host) Run(ctx context.Context) (err error) {
 		MaxPending:          h.cfg.Limits.MaxPending,
 		MaxPendingPerSource: h.cfg.Limits.MaxPendingPerSource,
 		TrustedProxies:      prefixes(h.cfg.TrustedProxies),
+		ForwardFrom:         h.forwardFrom(),
 		Logger:              h.log.With("component", "router"),
 	})
 	health.register(h.router.Collector())
@@ -205,13 +224,20 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	defer h.router.Close()
 
 	// 5. The control planes' common ground.
-	h.cache = pki.NewCache()
-	defer h.cache.Stop()
 	if h.platform, err = tenant.NewPlatform(tenant.PlatformConfig{Storage: h.store, Logger: h.log}); err != nil {
 		return err
 	}
 	ctrl.SetLogger(tenant.UpstreamLogger(h.log.With("component", "reconciler")))
 	health.register(h)
+	// 5a. The other hosts, before any tenant may run here.
+	if h.grouped() {
+		if h.hosts, err = h.openHosts(ctx); err != nil {
+			return err
+		}
+		health.register(h.hosts.gossip.Collector())
+		// 8. They hear that this host stops when its tenants have.
+		defer h.hosts.close()
+	}
 
 	// 6. The system plane, and with it the tenants.
 	// Their context outlives ctx: the reconciler and the system plane stop last.
@@ -222,6 +248,9 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	parts.Go(func() { h.systemd.watchdog(work, h.checkStore) })
 	parts.Go(func() { h.reportStatus(work) })
 	parts.Go(func() { h.keepAuditShort(work) })
+	if h.hosts != nil {
+		parts.Go(func() { h.hosts.run(work) })
+	}
 
 	var failure error
 	select {
@@ -356,10 +385,11 @@ func (h *Host) resume(ctx context.Context, r *reconciler) error {
 		h.mu.Lock()
 		already := h.runners[t.Name] != nil // it is the system plane alone that started again
 		h.mu.Unlock()
+		h.learnNames(t)
 		if already || !t.DeletionTimestamp.IsZero() || !slices.Contains(t.Status.Placement, h.name) {
 			continue
 		}
-		if t.Status.Phase == v1alpha1.TenantReady {
+		if t.Status.Phase == v1alpha1.TenantReady && len(t.Status.Placement) == 1 {
 			const message = "The host has started; the control plane is waiting for its turn."
 			t.Status.Phase = v1alpha1.TenantStarting
 			for _, condition := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionControlPlaneAvailable} {
@@ -398,11 +428,7 @@ func (h *Host) newManager(cfg *rest.Config) (ctrl.Manager, *reconciler, error) {
 		Scheme: scheme,
 		// The API server's discovery may lag behind the CRD for a moment, and its
 		// first answer would be kept for long.
-		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) {
-			mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion})
-			mapper.Add(v1alpha1.GroupVersion.WithKind("Tenant"), meta.RESTScopeRoot)
-			return mapper, nil
-		},
+		MapperProvider:         func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return objectMapper(), nil },
 		Metrics:                server.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
 	})
@@ -414,6 +440,15 @@ func (h *Host) newManager(cfg *rest.Config) (ctrl.Manager, *reconciler, error) {
 		return nil, nil, fmt.Errorf("make reconciler: %w", err)
 	}
 	return mgr, r, nil
+}
+
+// objectMapper knows the system plane's resources.
+func objectMapper() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{v1alpha1.GroupVersion})
+	for _, kind := range []string{"Tenant", "Host"} {
+		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
+	}
+	return mapper
 }
 
 // becomeReady tells everyone who waits, once.
@@ -475,6 +510,9 @@ func (h *Host) issuer(ctx context.Context, name string) (issuer, error) {
 			return issuer{}, err
 		}
 		for _, t := range tenants {
+			if t.Name == name && h.hosts != nil {
+				return h.distantIssuer(ctx, &t)
+			}
 			if t.Name == name {
 				return issuer{}, apierrors.NewServiceUnavailable(fmt.Sprintf("tenant %q has not been started yet; try again in a moment", name))
 			}
@@ -490,19 +528,7 @@ func (h *Host) issuer(ctx context.Context, name string) (issuer, error) {
 
 // listTenants reads all Tenants from the system plane, not from a cache.
 func (h *Host) listTenants(ctx context.Context) ([]v1alpha1.Tenant, error) {
-	h.mu.Lock()
-	plane := h.plane
-	h.mu.Unlock()
-	if plane == nil || plane.RESTConfig() == nil {
-		return nil, errors.New("the system plane is not running")
-	}
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	cfg := rest.CopyConfig(plane.RESTConfig())
-	cfg.ContentType = ""
-	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	c, err := h.tenantClient()
 	if err != nil {
 		return nil, err
 	}
@@ -550,6 +576,107 @@ func (h *Host) addresses() []string {
 		return nil
 	}
 	return []string{net.JoinHostPort(host, strconv.Itoa(h.port()))}
+}
+
+// learnNames remembers the names of a tenant, wherever it runs.
+func (h *Host) learnNames(t *v1alpha1.Tenant) {
+	if h.hosts == nil {
+		return
+	}
+	names := []string{t.Spec.Hostname}
+	if k := t.Spec.KonnectivityHostname; k != "" {
+		names = append(names, k)
+	}
+	h.mu.Lock()
+	known := slices.Equal(h.names[t.Name], names)
+	h.names[t.Name] = names
+	h.mu.Unlock()
+	if !known {
+		h.hosts.hear()
+	}
+}
+
+// forgetNames forgets those of a tenant that is gone.
+func (h *Host) forgetNames(tenant string) {
+	if h.hosts == nil {
+		return
+	}
+	h.mu.Lock()
+	delete(h.names, tenant)
+	h.mu.Unlock()
+	h.hosts.hear()
+}
+
+// tenantNames are the names of all tenants.
+func (h *Host) tenantNames() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for _, names := range h.names {
+		all = append(all, names...)
+	}
+	return all
+}
+
+// running are the tenants that are here.
+func (h *Host) running() []*runner {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Values(h.runners))
+}
+
+// tell has other hosts hear of what changed here.
+func (h *Host) tell() {
+	if h.hosts != nil {
+		h.hosts.tell()
+	}
+}
+
+// distantIssuer is what credentials need of a tenant that runs on another host. The
+// caller releases it.
+func (h *Host) distantIssuer(ctx context.Context, t *v1alpha1.Tenant) (issuer, error) {
+	authority, err := h.openAuthority(ctx, t.Name, string(t.UID))
+	if err != nil {
+		return issuer{}, err
+	}
+	i := issuer{spec: t.Spec, authority: authority, release: func() { authority.Close() }}
+	if t.Status.Phase != v1alpha1.TenantReady && t.Status.Phase != v1alpha1.TenantMoving {
+		return i, nil
+	}
+	cert, key, _, err := authority.IssueClient(ctx, "tenantd:"+h.name, []string{user.SystemPrivilegedGroup}, pki.MinClientTTL)
+	if err != nil {
+		return i, err
+	}
+	// By way of this host's own port, which knows where the tenant is.
+	i.client = &rest.Config{Host: "https://" + h.ownAddress(), TLSClientConfig: rest.TLSClientConfig{
+		ServerName: t.Spec.Hostname, CAData: authority.CA(), CertData: cert, KeyData: key,
+	}}
+	return i, nil
+}
+
+// allAddresses are the IP:port of all hosts that live.
+func (h *Host) allAddresses() []string {
+	if h.hosts == nil {
+		return h.addresses()
+	}
+	return h.hosts.addresses()
+}
+
+// instance tells this host's part of a tenant from those of others.
+func (h *Host) instance() string {
+	if h.hosts == nil {
+		return ""
+	}
+	return h.name
+}
+
+// forwardFrom is the address that other hosts know this one by.
+func (h *Host) forwardFrom() netip.Addr {
+	if !h.grouped() {
+		return netip.Addr{}
+	}
+	ip, _ := netip.ParseAddr(h.advertised()) // without one the kernel chooses
+	return ip
 }
 
 // prefixes are networks that have been validated.

@@ -61,10 +61,14 @@ func (h *Host) newSystemPlane(ctx context.Context, authority *pki.Authority) (*t
 		Admission: func(inner admission.Interface) admission.Interface {
 			return &tenantAdmission{Interface: inner, domain: h.cfg.Domain, list: h.listTenants, reserved: map[string]reservation{}}
 		},
-		Handlers: map[string]http.Handler{credentialsPrefix: &credentials{
-			issuer: h.issuer, port: h.port(), advertise: h.advertised(), hosts: h.addresses(), log: h.log,
-		}},
-		Logger: h.log,
+		Handlers: map[string]http.Handler{
+			credentialsPrefix: &credentials{
+				issuer: h.issuer, port: h.port(), advertise: h.advertised(), hosts: h.allAddresses, log: h.log,
+			},
+			hostCredentialsPrefix: &hostCredentials{h},
+		},
+		Instance: h.instance(),
+		Logger:   h.log,
 	})
 	if err != nil {
 		ln.Close()

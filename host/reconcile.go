@@ -56,6 +56,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if apierrors.IsNotFound(err) {
 			// Only possible if someone took our finalizer away: stop, but wipe nothing.
 			r.host.stopTenant(req.Name, "")
+			r.host.forgetNames(req.Name)
 			return ctrl.Result{}, nil
 		}
 		return ctrl.Result{}, fmt.Errorf("read tenant %q: %w", req.Name, err)
@@ -64,7 +65,8 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, r.remove(ctx, t)
 	}
 	stored := t.Status.DeepCopy()
-	if len(t.Status.Placement) == 0 {
+	r.host.learnNames(t)
+	if r.host.hosts == nil {
 		t.Status.Placement = []string{r.host.name}
 	}
 	if !slices.Contains(t.Status.Placement, r.host.name) {
@@ -74,6 +76,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	run := r.start(t)
 	if run == nil {
 		return ctrl.Result{}, nil // the host is stopping
+	}
+	if !r.host.speaksFor(t, run) {
+		return ctrl.Result{RequeueAfter: statusInterval}, nil
 	}
 	status := r.host.status(ctx, t, run)
 	if equality.Semantic.DeepEqual(status, *stored) {
@@ -132,6 +137,9 @@ func (r *reconciler) remove(ctx context.Context, t *v1alpha1.Tenant) error {
 		}
 	}
 	r.host.stopTenant(t.Name, string(t.UID))
+	if alone, err := r.leave(ctx, t); err != nil || !alone {
+		return err
+	}
 	if err := r.host.store.Wipe(ctx, string(t.UID)); err != nil {
 		return fmt.Errorf("wipe data of tenant %q: %w", t.Name, err)
 	}
@@ -147,6 +155,27 @@ func (r *reconciler) remove(ctx context.Context, t *v1alpha1.Tenant) error {
 	}
 	r.host.log.Info("tenant is removed and its data wiped", "tenant", t.Name)
 	return nil
+}
+
+// leave takes this host out of the placement of a tenant that is being removed, and
+// reports whether this is the host that removes it: when it runs nowhere any more.
+func (r *reconciler) leave(ctx context.Context, t *v1alpha1.Tenant) (bool, error) {
+	if r.host.hosts == nil {
+		return true, nil
+	}
+	if slices.Contains(t.Status.Placement, r.host.name) {
+		t.Status.Placement = slices.DeleteFunc(t.Status.Placement, func(name string) bool { return name == r.host.name })
+		if err := r.client.Status().Update(ctx, t); err != nil {
+			return false, fmt.Errorf("leave tenant %q: %w", t.Name, err)
+		}
+	}
+	return len(t.Status.Placement) == 0 && r.host.hosts.leading.Load(), nil
+}
+
+// speaksFor reports whether this host writes the status of a tenant that is here:
+// the one with its controllers does, or the only one where it is.
+func (h *Host) speaksFor(t *v1alpha1.Tenant, run *runner) bool {
+	return h.hosts == nil || run.leads() || len(t.Status.Placement) == 1
 }
 
 // ensureTenant returns the runner of t, which it starts if there is none, or
@@ -182,6 +211,7 @@ func (h *Host) stopTenant(name, uid string) {
 		return
 	}
 	run.stop()
+	defer h.tell()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.runners[name] == run {
@@ -198,12 +228,17 @@ func (h *Host) status(ctx context.Context, t *v1alpha1.Tenant, run *runner) v1al
 	state := run.snapshot()
 	s.Phase = state.phase
 
+	if h.hosts != nil && len(s.Placement) > int(t.Spec.Replicas) && s.Phase == v1alpha1.TenantReady {
+		s.Phase = v1alpha1.TenantMoving
+	}
 	placed, reason, message := metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "Runs on "+h.name+"."
 	if int(t.Spec.Replicas) > len(s.Placement) {
 		placed, reason = metav1.ConditionFalse, v1alpha1.ReasonTooFewHosts
 		message = fmt.Sprintf("%d replicas are wanted, but there is %d host; the tenant runs all the same.", t.Spec.Replicas, len(s.Placement))
 	}
-	setCondition(t, &s, v1alpha1.ConditionPlaced, placed, reason, message)
+	if h.hosts == nil { // otherwise the one that places says so
+		setCondition(t, &s, v1alpha1.ConditionPlaced, placed, reason, message)
+	}
 	switch {
 	case state.certs:
 		setCondition(t, &s, v1alpha1.ConditionCertificatesIssued, metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "Certificates are issued and renewed automatically.")

@@ -64,12 +64,14 @@ type runner struct {
 
 	mu sync.Mutex // guards what follows
 	// spec is what the control plane runs as. What cannot change without a restart
-	// is constant and read without mu: all but Limits, Replicas and Addons.
+	// is constant and read without mu: all but Limits, Replicas, Placement and Addons.
 	spec      v1alpha1.TenantSpec
 	state     runState
 	authority *pki.Authority
 	cp        *tenant.ControlPlane
 	doors     *doors
+	answering bool  // the API server of cp answers
+	held      *lead // of controllers and scheduler; nil if this host has it not
 }
 
 // startRunner starts to run a tenant. It goes on until stop, whatever happens to
@@ -92,6 +94,10 @@ func (h *Host) startRunner(t *v1alpha1.Tenant, changed func()) *runner {
 
 // stop stops the control plane in order and waits for it. Repeating it does no harm.
 func (r *runner) stop() {
+	r.mu.Lock()
+	r.answering = false // for others: they prefer a host where it goes on
+	r.mu.Unlock()
+	r.host.tell()
 	r.cancel()
 	<-r.done
 }
@@ -138,6 +144,9 @@ func (r *runner) run(ctx context.Context) {
 // once runs the control plane until it fails or ctx is done.
 func (r *runner) once(ctx context.Context) (reason string, err error) {
 	defer r.tried()
+	defer r.follow()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	authority, err := r.openAuthority(ctx)
 	if err != nil {
 		return v1alpha1.ReasonIssueFailed, err
@@ -150,6 +159,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		return v1alpha1.ReasonStartFailed, err
 	}
 	r.tried()
+	r.host.tell()
 	sans := slices.Clone(r.spec.CertSANs)
 	if k := r.spec.KonnectivityHostname; k != "" {
 		sans = append(sans, k)
@@ -172,11 +182,13 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		Listener:    doors.api,
 		Tunnel:      doors.tunnel,
 		Carrier:     doors.carrier,
-		Hosts:       r.host.addresses(),
+		Hosts:       r.host.allAddresses(),
 		Audit:       r.host.audit(r.name),
 		Logger:      r.host.log,
 
 		KonnectivityHostname: r.spec.KonnectivityHostname,
+		Instance:             r.host.instance(),
+		Lead:                 r.leader(cancel),
 	})
 	if err != nil {
 		doors.close()
@@ -189,7 +201,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 
 	ended := make(chan error, 1)
 	go func() { ended <- cp.Run(ctx) }()
-	ready := cp.Ready()
+	serves, ready := cp.Serves(), cp.Ready()
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	running := false
@@ -200,6 +212,12 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 				return v1alpha1.ReasonStopped, err
 			}
 			return v1alpha1.ReasonStartFailed, err
+		case <-serves:
+			serves = nil
+			r.mu.Lock()
+			r.answering = true
+			r.mu.Unlock()
+			r.host.tell()
 		case <-ready:
 			ready, running = nil, true
 			tick.Reset(15 * time.Second)
@@ -213,6 +231,67 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 				r.set(v1alpha1.TenantReady, v1alpha1.ReasonAsExpected, "The API server, the controllers and the scheduler are running.")
 			}
 		}
+	}
+}
+
+// leader is how the control plane waits for its turn to have controllers and
+// scheduler. When it is over, lost ends the control plane. Nil if there are no others.
+func (r *runner) leader(lost func()) func(context.Context) error {
+	if r.host.hosts == nil {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		held, err := r.host.hosts.leads.acquire(ctx, r.uid)
+		if err != nil {
+			return err
+		}
+		r.mu.Lock()
+		r.held = held
+		r.mu.Unlock()
+		go func() {
+			select {
+			case <-held.lost:
+				r.log.Warn("another host has the tenant's controllers: this one starts again without")
+				lost()
+			case <-held.released:
+			}
+		}()
+		r.changed()
+		return nil
+	}
+}
+
+// follow gives the lead up, when the control plane has stopped.
+func (r *runner) follow() {
+	r.mu.Lock()
+	held := r.held
+	r.held, r.answering = nil, false
+	r.mu.Unlock()
+	if held != nil {
+		r.host.hosts.leads.release(held)
+	}
+}
+
+// leads reports whether controllers and scheduler run here.
+func (r *runner) leads() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.held != nil
+}
+
+// serves reports whether the API server answers here.
+func (r *runner) serves() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.answering
+}
+
+// setHosts changes where workers find hosts.
+func (r *runner) setHosts(addresses []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cp != nil {
+		r.cp.SetHosts(addresses)
 	}
 }
 
@@ -285,9 +364,9 @@ func (r *runner) runsAs(spec *v1alpha1.TenantSpec) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	want := *spec.DeepCopy()
-	// Replicas are placement, which is not the control plane's matter.
+	// Where it runs is not the control plane's matter.
 	changed := !reflect.DeepEqual(r.spec.Limits, want.Limits) || !reflect.DeepEqual(r.spec.Addons, want.Addons)
-	r.spec.Limits, r.spec.Replicas, r.spec.Addons = want.Limits, want.Replicas, want.Addons
+	r.spec.Limits, r.spec.Replicas, r.spec.Placement, r.spec.Addons = want.Limits, want.Replicas, want.Placement, want.Addons
 	if changed && r.cp != nil {
 		r.apply()
 	}

@@ -10,6 +10,8 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -357,6 +359,42 @@ func (a *Authority) IssueClient(ctx context.Context, user string, groups []strin
 		return nil, nil, time.Time{}, err
 	}
 	return encodeCert(cert.Raw), keyPEM, cert.NotAfter, nil
+}
+
+// SignRequest answers a certificate request, in PEM, with a certificate of the cluster
+// CA as the profile says: of the request it takes the public key only. Nothing is
+// stored, and nothing renews it. The TTL is bounded like that of [Authority.IssueClient].
+func (a *Authority) SignRequest(ctx context.Context, csrPEM []byte, p Profile, ttl time.Duration) (certPEM []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("sign certificate request %q of tenant %q: %w", p.Name, a.config.Tenant, err)
+		}
+	}()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := p.validate(); err != nil {
+		return nil, err
+	}
+	if ttl < MinClientTTL || ttl > MaxClientTTL {
+		return nil, fmt.Errorf("TTL %s is out of bounds; use %s to %s", ttl, MinClientTTL, MaxClientTTL)
+	}
+	block, _ := pem.Decode(csrPEM)
+	if block == nil {
+		return nil, errors.New("it is not PEM")
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := request.CheckSignature(); err != nil {
+		return nil, err
+	}
+	cert, err := a.cluster.sign(request.PublicKey, p.normalized(), a.now(), ttl)
+	if err != nil {
+		return nil, err
+	}
+	return encodeCert(cert.Raw), nil
 }
 
 // Renew renews the leaves that are due. The Authority does so by itself at every

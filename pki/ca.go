@@ -99,7 +99,7 @@ func (c *ca) sign(pub crypto.PublicKey, p Profile, now time.Time, lifetime time.
 		NotBefore:             latest(now.Add(-backdate), c.cert.NotBefore),
 		NotAfter:              earliest(now.Add(lifetime), c.cert.NotAfter),
 		KeyUsage:              x509.KeyUsageDigitalSignature, // all that an ECDSA key can do in TLS
-		ExtKeyUsage:           []x509.ExtKeyUsage{p.Usage.extKeyUsage()},
+		ExtKeyUsage:           p.Usage.extKeyUsages(),
 		BasicConstraintsValid: true,
 		SubjectKeyId:          id,
 		DNSNames:              p.DNSNames,

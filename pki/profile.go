@@ -15,19 +15,23 @@ import (
 	"github.com/caddyserver/certmagic"
 )
 
-// Usage is what a leaf proves: that a server is who it says, or a client.
+// Usage is what a leaf proves: that a server is who it says, or a client, or both.
 type Usage int
 
 const (
 	Serving Usage = iota + 1 // for TLS servers
 	Client                   // for TLS clients
+	Peer                     // for those that are both to each other
 )
 
-func (u Usage) extKeyUsage() x509.ExtKeyUsage {
-	if u == Serving {
-		return x509.ExtKeyUsageServerAuth
+func (u Usage) extKeyUsages() []x509.ExtKeyUsage {
+	switch u {
+	case Serving:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	case Peer:
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	}
-	return x509.ExtKeyUsageClientAuth
+	return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 }
 
 // Profile describes a leaf. Two hosts that share a tenant share the leaf of a
@@ -42,8 +46,8 @@ type Profile struct {
 	CommonName string
 	// Organization is the groups of a client certificate.
 	Organization []string
-	// DNSNames and IPs are all the names of a serving certificate, of which there
-	// must be one. A client certificate has none.
+	// DNSNames and IPs are all the names of a serving or peer's certificate, of which
+	// there must be one. A client certificate has none.
 	DNSNames []string
 	IPs      []net.IP
 	// FrontProxy has the front-proxy CA sign, not the cluster CA. Clients only.
@@ -60,7 +64,7 @@ func (p Profile) validate() error {
 		fault("name %q: use lower-case letters, digits, '.', '-' and '_', at most 253, and not an address", p.Name)
 	}
 	switch p.Usage {
-	case Serving:
+	case Serving, Peer:
 		if len(p.DNSNames)+len(p.IPs) == 0 {
 			fault("a serving certificate needs a DNS name or an IP address")
 		}
@@ -75,7 +79,7 @@ func (p Profile) validate() error {
 			fault("a client certificate has no DNS names or IP addresses")
 		}
 	default:
-		fault("usage must be Serving or Client")
+		fault("usage must be Serving, Client or Peer")
 	}
 	for _, name := range p.DNSNames {
 		if !certmagic.SubjectQualifiesForCert(name) {
@@ -120,7 +124,7 @@ func (p Profile) matches(cert *x509.Certificate) bool {
 		slices.Equal(got.Organization, p.Organization) &&
 		slices.Equal(got.DNSNames, p.DNSNames) &&
 		slices.EqualFunc(got.IPs, p.IPs, net.IP.Equal) &&
-		slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{p.Usage.extKeyUsage()})
+		slices.Equal(cert.ExtKeyUsage, p.Usage.extKeyUsages())
 }
 
 func sortedSet(list []string) []string {

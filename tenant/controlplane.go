@@ -71,6 +71,13 @@ type Config struct {
 	CertSANs []string
 	// APIOnly leaves out controllers and scheduler.
 	APIOnly bool
+	// Instance tells this control plane from others of the same tenant on other
+	// hosts, whose certificates have other addresses in them. Empty if there are none.
+	Instance string
+	// Lead, if set, is called when the API server answers, and returns when controllers
+	// and scheduler may run here: when they run nowhere else. To take that back, end
+	// the context of Run.
+	Lead func(ctx context.Context) error
 	// Authority issues the certificates. It stays the caller's. Required.
 	Authority *pki.Authority
 	// Listener yields the clients' connections. Run closes it. Required.
@@ -136,6 +143,7 @@ func (c *Config) complete() error {
 type ControlPlane struct {
 	cfg      Config
 	log      *slog.Logger
+	serves   chan struct{} // closed when the API server answers
 	ready    chan struct{}
 	progress atomic.Pointer[string]
 	requests requests
@@ -162,6 +170,7 @@ func New(cfg Config) (*ControlPlane, error) {
 	cp := &ControlPlane{
 		cfg:      cfg,
 		log:      cfg.Logger.With("tenant", cfg.Name),
+		serves:   make(chan struct{}),
 		ready:    make(chan struct{}),
 		memFiles: map[string]*memFile{},
 		requests: newRequests(cfg.Name),
@@ -175,6 +184,10 @@ func New(cfg Config) (*ControlPlane, error) {
 // Ready is closed when the API server, the controllers and the scheduler are up
 // and the default service account exists, so that pods can be created.
 func (cp *ControlPlane) Ready() <-chan struct{} { return cp.ready }
+
+// Serves is closed when the API server answers, which may be long before Ready if
+// another host has the lead.
+func (cp *ControlPlane) Serves() <-chan struct{} { return cp.serves }
 
 // SetLimits changes what clients may use of the API server. Requests that run
 // already run on.
@@ -268,6 +281,15 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 		return cp.startError(ctx, startCtx, err)
 	}
 	stopTunnel = cp.serveTunnel(server.tunnel, server.listener)
+	close(cp.serves)
+	if cp.cfg.Lead != nil {
+		cancelStart()
+		if err := cp.awaitLead(ctx, api); err != nil || ctx.Err() != nil {
+			return err
+		}
+		startCtx, cancelStart = context.WithTimeoutCause(ctx, cp.cfg.StartTimeout, fmt.Errorf("not ready %s after it took the lead", cp.cfg.StartTimeout))
+		defer cancelStart()
+	}
 	workCtx, stopWork := context.WithCancel(life)
 	work := cp.startWork(workCtx, server)
 	// 3. They stop before the API server.
@@ -306,6 +328,26 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	cp.log.Info("control plane is ready", "after", time.Since(began).Round(time.Millisecond))
 	close(cp.ready)
 	return cp.watch(ctx, server, api, work)
+}
+
+// awaitLead returns nil when controllers and scheduler may run, or ctx is done.
+func (cp *ControlPlane) awaitLead(ctx context.Context, api *part) error {
+	cp.report("serving; controllers and scheduler run on another host")
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lead := make(chan error, 1)
+	go func() { lead <- cp.cfg.Lead(ctx) }()
+	select {
+	case err := <-lead:
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("take the lead: %w", err)
+	case <-api.ended:
+		return api.endedError()
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 // startError tells a start that was cut short, which is no error, from one that failed.
@@ -347,8 +389,12 @@ func (cp *ControlPlane) assemble(ctx, storageCtx context.Context) (*apiServer, e
 // servingProfile has all names under which clients in and out of the cluster
 // reach the API server.
 func (cp *ControlPlane) servingProfile() (pki.Profile, error) {
+	name := "kube-apiserver"
+	if cp.cfg.Instance != "" {
+		name += "." + cp.cfg.Instance
+	}
 	p := pki.Profile{
-		Name:       "kube-apiserver",
+		Name:       name,
 		Usage:      pki.Serving,
 		CommonName: "kube-apiserver",
 		DNSNames: []string{

@@ -191,7 +191,7 @@ func run(cfg *v1alpha1.HostConfiguration) error {
 		return err
 	}
 	defer restore()
-	h, err := host.New(host.Config{HostConfiguration: *cfg, Logger: log})
+	h, err := host.New(host.Config{HostConfiguration: *cfg, Version: version, Logger: log})
 	if err != nil {
 		return err
 	}

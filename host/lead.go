@@ -1,0 +1,241 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+const (
+	// leadsPrefix is where etcd has who leads what: the UID of a tenant, or a work
+	// that one host does for all.
+	leadsPrefix = "/tenantd/leads/"
+	// leadTTL, in seconds, is how long a lead outlives a host that is gone. Nobody
+	// takes a lead from a host that is not seen to be gone, so one that ran out for want
+	// of a processor is had again.
+	leadTTL = 2
+	// leadPause is the time between attempts while etcd does not answer.
+	leadPause = 500 * time.Millisecond
+)
+
+// leads are what this host alone may do: keys in etcd under one lease. While etcd
+// has no quorum nobody can take them, and this host keeps them: what it does cannot
+// be written either. A host that comes back from a pause finds out whether its
+// leads are still its own before it may have any again.
+type leads struct {
+	client *clientv3.Client
+	name   string // of this host
+	log    *slog.Logger
+
+	mu      sync.Mutex // guards what follows
+	session *concurrency.Session
+	renewed chan struct{} // closed when there is a session
+	held    map[string]*lead
+}
+
+// lead is one of them.
+type lead struct {
+	what     string
+	lost     chan struct{} // closed when another host has it
+	released chan struct{} // closed when this host has given it up
+}
+
+func newLeads(client *clientv3.Client, name string, log *slog.Logger) *leads {
+	return &leads{client: client, name: name, log: log, renewed: make(chan struct{}), held: map[string]*lead{}}
+}
+
+// run keeps the lease alive until ctx is done, and then gives all leads up.
+func (l *leads) run(ctx context.Context) {
+	for {
+		session, err := concurrency.NewSession(l.client, concurrency.WithTTL(leadTTL))
+		if err == nil {
+			err = l.resume(ctx, session)
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				l.log.Warn("no lease for what this host leads; trying again", "error", err)
+			}
+			if session != nil {
+				session.Orphan()
+			}
+		} else {
+			select {
+			case <-session.Done():
+				l.log.Warn("the lease ran out: this host was not heard of for a while")
+			case <-ctx.Done():
+			}
+			l.mu.Lock()
+			l.session, l.renewed = nil, make(chan struct{})
+			l.mu.Unlock()
+		}
+		if ctx.Err() != nil {
+			if session != nil {
+				// With it go the keys. If etcd does not answer, they go with the TTL.
+				if err := session.Close(); err != nil {
+					l.log.Warn("leads end with their lease", "within", leadTTL*time.Second, "error", err)
+				}
+			}
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(leadPause):
+		}
+	}
+}
+
+// resume puts what is held under a new lease, and lets go of what others have.
+func (l *leads) resume(ctx context.Context, session *concurrency.Session) error {
+	l.mu.Lock()
+	var held []*lead
+	for _, lead := range l.held {
+		held = append(held, lead)
+	}
+	l.mu.Unlock()
+	for _, lead := range held {
+		holder, err := l.put(ctx, lead.what, session)
+		if err != nil {
+			return err
+		}
+		if holder != l.name {
+			l.log.Warn("another host has taken the lead", "what", lead.what, "host", holder)
+			l.drop(lead)
+			close(lead.lost)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.session = session
+	close(l.renewed)
+	return nil
+}
+
+// put writes the key if it is nobody's or this host's own, from before, and returns
+// whose it is then.
+func (l *leads) put(ctx context.Context, what string, session *concurrency.Session) (holder string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, leadTTL*time.Second)
+	defer cancel()
+	key := leadsPrefix + what
+	put := clientv3.OpPut(key, l.name, clientv3.WithLease(session.Lease()))
+	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).Else(clientv3.OpGet(key)).Commit()
+	if err != nil {
+		return "", fmt.Errorf("take the lead of %s: %w", what, err)
+	}
+	if resp.Succeeded {
+		return l.name, nil
+	}
+	kv := resp.Responses[0].GetResponseRange().Kvs[0]
+	if holder = string(kv.Value); holder != l.name {
+		return holder, nil
+	}
+	// There is one process to a data directory, so this was an earlier one, or an
+	// earlier lease.
+	resp, err = l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision)).Then(put).Commit()
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("take the lead of %s: %w", what, err)
+	case !resp.Succeeded:
+		return "", errors.New("take the lead of " + what + ": it changed meanwhile")
+	}
+	return l.name, nil
+}
+
+// acquire returns when this host has the lead, or ctx is done. Each lead is acquired
+// by one caller at a time, who releases it.
+func (l *leads) acquire(ctx context.Context, what string) (*lead, error) {
+	for {
+		l.mu.Lock()
+		session, renewed := l.session, l.renewed
+		l.mu.Unlock()
+		if session == nil {
+			select {
+			case <-renewed:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		holder, err := l.put(ctx, what, session)
+		if err == nil && holder == l.name {
+			l.mu.Lock()
+			if l.session == session {
+				got := &lead{what: what, lost: make(chan struct{}), released: make(chan struct{})}
+				l.held[what] = got
+				l.mu.Unlock()
+				return got, nil
+			}
+			l.mu.Unlock()
+			continue // the lease ended meanwhile, and the key with it
+		}
+		if err != nil && ctx.Err() == nil {
+			l.log.Debug("cannot take a lead for now", "what", what, "error", err)
+		}
+		l.awaitChange(ctx, what, err == nil)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// awaitChange waits until a key is deleted, or for a while.
+func (l *leads) awaitChange(ctx context.Context, what string, watch bool) {
+	patience := leadPause
+	if watch {
+		patience = leadTTL * time.Second // a watch may be told nothing
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if !watch {
+		<-ctx.Done()
+		return
+	}
+	resp, err := l.client.Get(ctx, leadsPrefix+what)
+	if err != nil || len(resp.Kvs) == 0 {
+		return
+	}
+	for range l.client.Watch(ctx, leadsPrefix+what, clientv3.WithRev(resp.Header.Revision+1)) {
+		return
+	}
+}
+
+// holder is which host has the lead; empty if none has.
+func (l *leads) holder(ctx context.Context, what string) (string, error) {
+	resp, err := l.client.Get(ctx, leadsPrefix+what)
+	if err != nil {
+		return "", fmt.Errorf("see who leads %s: %w", what, err)
+	}
+	if len(resp.Kvs) == 0 {
+		return "", nil
+	}
+	return string(resp.Kvs[0].Value), nil
+}
+
+func (l *leads) drop(lead *lead) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[lead.what] == lead {
+		delete(l.held, lead.what)
+	}
+}
+
+// release gives a lead up, so that another host need not wait for the lease to end.
+func (l *leads) release(lead *lead) {
+	l.drop(lead)
+	close(lead.released)
+	ctx, cancel := context.WithTimeout(context.Background(), leadTTL*time.Second)
+	defer cancel()
+	key := leadsPrefix + lead.what
+	_, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(key), "=", l.name)).Then(clientv3.OpDelete(key)).Commit()
+	if err != nil {
+		l.log.Warn("a lead ends with its lease", "what", lead.what, "within", leadTTL*time.Second, "error", err)
+	}
+}

@@ -1,0 +1,419 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/tenantd/tenantd/api/v1alpha1"
+	"github.com/tenantd/tenantd/host/gossip"
+	"github.com/tenantd/tenantd/host/placement"
+	"github.com/tenantd/tenantd/storage"
+)
+
+const (
+	// placementLead is the lead of the one host that places tenants, lets hosts vote
+	// and removes them.
+	placementLead = "placement"
+	// placeInterval is how often the placement is thought over when nothing happens.
+	placeInterval = 2 * time.Second
+	// maxVoters is how many hosts decide together. More of them would not make it
+	// safer, and each write waits for a majority.
+	maxVoters = 5
+)
+
+// lead does what one host does for all, while this one is it.
+func (s *hosts) lead(ctx context.Context) {
+	for ctx.Err() == nil {
+		got, err := s.leads.acquire(ctx, placementLead)
+		if err != nil {
+			return
+		}
+		s.host.log.Info("this host places the tenants")
+		s.leading.Store(true)
+		tick := time.NewTicker(placeInterval)
+		for held := true; held && ctx.Err() == nil; {
+			if err := s.arrange(ctx); err != nil && ctx.Err() == nil {
+				s.host.log.Warn("hosts and tenants are not arranged as they should be; trying again", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-got.lost:
+				held = false
+			case <-s.poked:
+			case <-tick.C:
+			}
+		}
+		tick.Stop()
+		s.leading.Store(false)
+		s.leads.release(got)
+	}
+}
+
+// arrange does once what is to be done for all hosts.
+func (s *hosts) arrange(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := s.letVote(ctx)
+	c, e := s.host.tenantClient()
+	if e != nil {
+		return err // the system plane is starting
+	}
+	list := &v1alpha1.HostList{}
+	if e := c.List(ctx, list); e != nil {
+		return errors.Join(err, fmt.Errorf("read hosts: %w", e))
+	}
+	tenants := &v1alpha1.TenantList{}
+	if e := c.List(ctx, tenants); e != nil {
+		return errors.Join(err, fmt.Errorf("read tenants: %w", e))
+	}
+	views := s.views(list.Items)
+	return errors.Join(err, s.place(ctx, c, views, tenants.Items), s.attend(ctx, c, views, list.Items, tenants.Items))
+}
+
+// letVote makes voters of hosts that have caught up.
+func (s *hosts) letVote(ctx context.Context) error {
+	members, err := s.host.store.Members(ctx)
+	if err != nil {
+		return err
+	}
+	voters := 0
+	for _, m := range members {
+		if !m.Learner {
+			voters++
+		}
+	}
+	var errs []error
+	for _, m := range members {
+		if !m.Learner || !m.Started || voters >= maxVoters {
+			continue
+		}
+		switch err := s.host.store.Promote(ctx, m.Name); {
+		case err == nil:
+			voters++
+			s.host.log.Info("a host has caught up and votes", "host", m.Name)
+		case !errors.Is(err, storage.ErrNotCaughtUp):
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// view is a host as the placement sees it.
+type view struct {
+	placement.Host
+	state   gossip.State
+	serving map[string]bool // UIDs of tenants that answer there
+}
+
+// views is what gossip and Host objects say together, by name.
+func (s *hosts) views(objects []v1alpha1.Host) map[string]*view {
+	all := map[string]*view{}
+	for _, g := range s.gossip.Hosts() {
+		v := &view{Host: placement.Host{
+			Name: g.Name, Alive: g.State == gossip.Alive && g.Record.Address != "", Draining: g.Record.Draining, Capacity: g.Record.Load.MemoryTotal,
+		}, state: g.State, serving: map[string]bool{}}
+		for _, t := range g.Record.Tenants {
+			if t.Ready {
+				v.serving[t.UID] = true
+			}
+		}
+		all[g.Name] = v
+	}
+	for _, o := range objects {
+		if v := all[o.Name]; v != nil && (o.Spec.Draining || !o.DeletionTimestamp.IsZero()) {
+			v.Draining = true
+		}
+	}
+	return all
+}
+
+// place writes where each tenant is to be.
+func (s *hosts) place(ctx context.Context, c client.Client, views map[string]*view, tenants []v1alpha1.Tenant) error {
+	var there []placement.Host
+	for _, v := range views {
+		there = append(there, v.Host)
+	}
+	var asked []placement.Tenant
+	byUID := map[string]*v1alpha1.Tenant{}
+	var errs []error
+	for i := range tenants {
+		t := &tenants[i]
+		if !t.DeletionTimestamp.IsZero() {
+			errs = append(errs, s.forgetDead(ctx, c, views, t))
+			continue
+		}
+		byUID[string(t.UID)] = t
+		asked = append(asked, placement.Tenant{
+			UID: string(t.UID), Name: t.Name, Replicas: int(t.Spec.Replicas), Current: t.Status.Placement, Pinned: t.Spec.Placement.Hosts,
+			Weight: s.weight(t),
+		})
+	}
+	for _, d := range placement.Place(there, asked) {
+		errs = append(errs, s.move(ctx, c, views, byUID[d.UID], d))
+	}
+	return errors.Join(errs...)
+}
+
+// weight is what a tenant takes, in bytes, as far as it is known.
+func (s *hosts) weight(t *v1alpha1.Tenant) int64 {
+	if t.Status.Memory != nil {
+		return t.Status.Memory.Value()
+	}
+	return 0
+}
+
+// move writes the next step towards a decision: a tenant leaves a host that lives
+// when it answers on all those where it is to be.
+func (s *hosts) move(ctx context.Context, c client.Client, views map[string]*view, t *v1alpha1.Tenant, d placement.Decision) error {
+	next := slices.Clone(d.Hosts)
+	arrived := true
+	for _, name := range d.Hosts {
+		arrived = arrived && views[name] != nil && views[name].serving[d.UID]
+	}
+	for _, name := range t.Status.Placement {
+		if v := views[name]; !arrived && v != nil && v.Alive && v.serving[d.UID] && !slices.Contains(next, name) {
+			next = append(next, name)
+		}
+	}
+	status := t.Status.DeepCopy()
+	status.Placement = next
+	if status.Phase == "" {
+		status.Phase = v1alpha1.TenantPending
+	}
+	placed, reason, message := metav1.ConditionTrue, v1alpha1.ReasonAsExpected, sentence(d.Reason)
+	switch {
+	case len(next) == 0:
+		placed, reason = metav1.ConditionFalse, v1alpha1.ReasonWaitingForHost
+	case len(d.Hosts) < int(t.Spec.Replicas):
+		placed, reason = metav1.ConditionFalse, v1alpha1.ReasonTooFewHosts
+	case len(next) > len(d.Hosts):
+		reason = v1alpha1.ReasonMoving
+	}
+	// What only explains why a tenant stays does not replace why it came.
+	if was := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionPlaced); was == nil || was.Status != placed || was.Reason != reason || !slices.Equal(next, t.Status.Placement) {
+		setCondition(t, status, v1alpha1.ConditionPlaced, placed, reason, message)
+	}
+	if equality.Semantic.DeepEqual(status, &t.Status) {
+		return nil
+	}
+	if !slices.Equal(next, t.Status.Placement) {
+		s.host.log.Info("a tenant is placed", "tenant", t.Name, "hosts", next, "before", t.Status.Placement, "because", d.Reason)
+	}
+	t.Status = *status
+	return ignoreStale(c.Status().Update(ctx, t))
+}
+
+// forgetDead takes hosts that are not there out of the placement of a tenant that is
+// being removed: nothing of it runs there that could be stopped.
+func (s *hosts) forgetDead(ctx context.Context, c client.Client, views map[string]*view, t *v1alpha1.Tenant) error {
+	left := slices.DeleteFunc(slices.Clone(t.Status.Placement), func(name string) bool { return views[name] == nil || !views[name].Alive })
+	if len(left) == len(t.Status.Placement) {
+		return nil
+	}
+	t.Status.Placement = left
+	return ignoreStale(c.Status().Update(ctx, t))
+}
+
+// attend says of hosts what they do not say themselves, and lets those go that are
+// to be removed.
+func (s *hosts) attend(ctx context.Context, c client.Client, views map[string]*view, objects []v1alpha1.Host, tenants []v1alpha1.Tenant) error {
+	placed := map[string]int32{}
+	for _, t := range tenants {
+		for _, name := range t.Status.Placement {
+			placed[name]++
+		}
+	}
+	var errs []error
+	for i := range objects {
+		o := &objects[i]
+		v := views[o.Name]
+		if !o.DeletionTimestamp.IsZero() {
+			errs = append(errs, s.remove(ctx, c, v, o, placed[o.Name]))
+			continue
+		}
+		status := o.Status.DeepCopy()
+		status.Tenants = new(int32)
+		*status.Tenants = placed[o.Name]
+		ready, reason, message := metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "The host serves its tenants."
+		status.State = v1alpha1.HostReady
+		switch {
+		case v == nil && time.Since(o.CreationTimestamp.Time) < time.Minute:
+			ready, reason, message, status.State = metav1.ConditionFalse, v1alpha1.ReasonJoining, "The host is joining.", v1alpha1.HostJoining
+		case v == nil || !v.Alive:
+			ready, reason, message, status.State = metav1.ConditionFalse, v1alpha1.ReasonNoHeartbeat, "The host is not heard of; others have taken its tenants.", v1alpha1.HostNotReady
+		case o.Spec.Draining:
+			status.State = v1alpha1.HostDraining
+		}
+		setHostCondition(o, status, v1alpha1.ConditionReady, ready, reason, message)
+		draining, reason, message := metav1.ConditionFalse, v1alpha1.ReasonAsExpected, "The host takes tenants."
+		if o.Spec.Draining {
+			draining, reason, message = metav1.ConditionTrue, v1alpha1.ReasonDrained, "No tenant is on the host."
+			if n := placed[o.Name]; n > 0 {
+				reason, message = v1alpha1.ReasonDraining, fmt.Sprintf("%d tenants are still on the host.", n)
+			}
+		}
+		setHostCondition(o, status, v1alpha1.ConditionDraining, draining, reason, message)
+		status.ObservedGeneration = o.Generation
+		if !equality.Semantic.DeepEqual(status, &o.Status) {
+			o.Status = *status
+			errs = append(errs, ignoreStale(c.Status().Update(ctx, o)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove lets a host go, once no tenant is on it and etcd can do without it.
+func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha1.Host, tenants int32) error {
+	if !slices.Contains(o.Finalizers, v1alpha1.HostFinalizer) {
+		return nil
+	}
+	lives := v != nil && v.Alive
+	why, reason := "", v1alpha1.ReasonLeaving
+	switch {
+	case lives && tenants > 0:
+		why, reason = fmt.Sprintf("%d tenants are still on the host.", tenants), v1alpha1.ReasonDraining
+	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
+		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
+	default:
+		err := s.host.store.RemoveMember(ctx, o.Name)
+		if err == nil || errors.Is(err, storage.ErrNoMember) {
+			break
+		}
+		if !errors.Is(err, storage.ErrUnsafe) {
+			return err
+		}
+		why, reason = sentence(err.Error()), v1alpha1.ReasonUnsafe
+	}
+	if why != "" {
+		status := o.Status.DeepCopy()
+		status.State = v1alpha1.HostDraining
+		status.Tenants = &tenants
+		setHostCondition(o, status, v1alpha1.ConditionLeaving, metav1.ConditionTrue, reason, why)
+		if equality.Semantic.DeepEqual(status, &o.Status) {
+			return nil
+		}
+		o.Status = *status
+		return ignoreStale(c.Status().Update(ctx, o))
+	}
+	if _, err := s.host.store.Client().Delete(ctx, hostsPrefix+o.Name); err != nil {
+		return fmt.Errorf("forget host %q: %w", o.Name, err)
+	}
+	s.gossip.Forget(o.Name)
+	patch := client.MergeFromWithOptions(o.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.HostFinalizer })
+	if err := ignoreStale(c.Patch(ctx, o, patch)); err != nil {
+		return fmt.Errorf("release host %q: %w", o.Name, err)
+	}
+	s.host.log.Info("a host is removed", "host", o.Name)
+	return nil
+}
+
+// report writes this host's own object.
+func (s *hosts) report(ctx context.Context) {
+	c, err := s.host.tenantClient()
+	if err != nil {
+		return // the system plane is starting
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := s.writeOwn(ctx, c); err != nil && ctx.Err() == nil {
+		s.host.log.Debug("this host's object is not up to date", "error", err)
+	}
+}
+
+func (s *hosts) writeOwn(ctx context.Context, c client.Client) error {
+	h := s.host
+	o := &v1alpha1.Host{}
+	err := c.Get(ctx, client.ObjectKey{Name: h.name}, o)
+	if apierrors.IsNotFound(err) {
+		if !slices.ContainsFunc(s.inEtcd(ctx), func(m storage.Member) bool { return m.Name == h.name }) {
+			return nil // removed, and about to notice
+		}
+		o.Name, o.Finalizers = h.name, []string{v1alpha1.HostFinalizer}
+		err = c.Create(ctx, o)
+	}
+	if err != nil {
+		return err
+	}
+	e, load, lag := h.entry(), s.load.last(), h.store.Lag()
+	st := &o.Status
+	st.Address, st.PeerAddress, st.GossipAddress = e.Address, e.Peer, e.Gossip
+	st.Role, st.Version = h.role(), h.version
+	st.Cores, st.Load = int32(load.Cores), resource.NewMilliQuantity(load.CPU, resource.DecimalSI)
+	st.Memory = v1alpha1.HostMemory{Used: wholeMiB(load.MemoryUsed), Total: wholeMiB(load.MemoryTotal)}
+	st.Etcd = &v1alpha1.HostEtcd{Leader: h.store.Leader(), Lag: int64(lag.Committed - lag.Applied)}
+	st.HeartbeatTime = metav1.Now()
+	return ignoreStale(c.Status().Update(ctx, o))
+}
+
+// inEtcd are the members of etcd; none if they cannot be told.
+func (s *hosts) inEtcd(ctx context.Context) []storage.Member {
+	members, err := s.host.store.Members(ctx)
+	if err != nil {
+		return nil
+	}
+	return members
+}
+
+func setHostCondition(o *v1alpha1.Host, s *v1alpha1.HostStatus, kind string, status metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&s.Conditions, metav1.Condition{
+		Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: o.Generation,
+	})
+}
+
+// ignoreStale makes nothing of an update that came too late: the next look sees why.
+func ignoreStale(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// tenantClient reads and writes the system plane's objects, without a cache.
+func (h *Host) tenantClient() (client.Client, error) {
+	h.mu.Lock()
+	plane := h.plane
+	h.mu.Unlock()
+	if plane == nil || plane.RESTConfig() == nil {
+		return nil, errors.New("the system plane is not running")
+	}
+	scheme := apiruntime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	cfg := rest.CopyConfig(plane.RESTConfig())
+	cfg.ContentType = "" // custom resources have no protobuf form
+	return client.New(cfg, client.Options{Scheme: scheme, Mapper: objectMapper()})
+}
+
+// processors is what this process may use.
+func processors() int { return runtime.GOMAXPROCS(0) }
+
+// machineMemory is what is in use and what there is, in bytes; zero if that cannot
+// be told.
+func machineMemory() (used, total int64) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, 0
+	}
+	unit := int64(info.Unit)
+	total = int64(info.Totalram) * unit
+	return total - int64(info.Freeram+info.Bufferram)*unit, total
+}
