@@ -210,7 +210,7 @@ func (c *cli) waitReady(ctx context.Context, p *plane, name string, timeout time
 	progress := c.newProgress(name + ": ")
 	defer progress.close()
 	var last *v1alpha1.Tenant
-	err := p.follow(waiting, name, progress, func(t *v1alpha1.Tenant) (bool, error) {
+	err := p.followTenant(waiting, name, progress, func(t *v1alpha1.Tenant) (bool, error) {
 		if t == nil || !t.DeletionTimestamp.IsZero() {
 			return false, failed(exitFailed, "tenant %q was removed while it was starting; add it again with: tenantctl add %s", name, name)
 		}

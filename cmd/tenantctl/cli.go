@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -48,7 +49,8 @@ func (c *cli) command() *cobra.Command {
 		Use:   "tenantctl",
 		Short: "Add, remove and use the Kubernetes clusters that tenantd runs",
 		Long: `tenantctl adds, removes and shows the Kubernetes clusters (tenants) that tenantd
-runs, and hands out the credentials to use them and to join workers to them.
+runs, and hands out the credentials to use them and to join workers to them. It
+adds and removes the hosts of the installation in the same way.
 
 It talks to the system plane, which is a Kubernetes API: kubectl works on the
 same objects, as in "kubectl get tenants". The system plane is found by a
@@ -62,13 +64,14 @@ Exit codes:
   0  done
   1  failed
   2  bad usage: the command line, or a value that the system plane refuses
-  3  the tenant does not exist
+  3  the tenant or the host does not exist
   4  timed out`,
 		Example: `  tenantctl add acme
   tenantctl kubeconfig acme --output acme.kubeconfig
   kubectl --kubeconfig acme.kubeconfig get nodes
   tenantctl join-command acme
-  tenantctl worker bundle acme`,
+  tenantctl worker bundle acme
+  tenantctl hosts`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -83,6 +86,9 @@ Exit codes:
 		c.kubeconfigCommand(),
 		c.joinCommandCommand(),
 		c.workerCommand(),
+		c.moveCommand(),
+		c.hostsCommand(),
+		c.hostCommand(),
 		c.versionCommand(),
 	)
 	return root
@@ -112,17 +118,17 @@ type plane struct {
 }
 
 func (c *cli) connect() (*plane, error) {
-	path := cmp.Or(c.kubeconfig, os.Getenv(kubeconfigVariable), defaultKubeconfig())
+	file := cmp.Or(c.kubeconfig, os.Getenv(kubeconfigVariable), defaultKubeconfig())
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, nil).ClientConfig()
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, nil).ClientConfig()
 	remedy := "point --kubeconfig or $" + kubeconfigVariable + " to a copy of the host's admin.kubeconfig"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, failed(exitFailed, "there is no kubeconfig of the system plane at %s; start tenantd on this machine, or %s", path, remedy)
+		return nil, failed(exitFailed, "there is no kubeconfig of the system plane at %s; start tenantd on this machine, or %s", file, remedy)
 	case errors.Is(err, fs.ErrPermission):
-		return nil, failed(exitFailed, "%s may not be read by this user; use sudo, or %s", path, remedy)
+		return nil, failed(exitFailed, "%s may not be read by this user; use sudo, or %s", file, remedy)
 	case err != nil:
-		return nil, failed(exitFailed, "the kubeconfig %s does not work: %w; %s", path, err, remedy)
+		return nil, failed(exitFailed, "the kubeconfig %s does not work: %w; %s", file, err, remedy)
 	}
 	c.server = config.Host
 	config.UserAgent = "tenantctl/" + buildVersion()
@@ -135,12 +141,14 @@ func (c *cli) connect() (*plane, error) {
 	}
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, failed(exitFailed, "the kubeconfig %s does not work: %w; %s", path, err, remedy)
+		return nil, failed(exitFailed, "the kubeconfig %s does not work: %w; %s", file, err, remedy)
 	}
-	// There is one kind, so discovery is not asked what there is.
+	// There are two kinds, so discovery is not asked what there is.
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.AddSpecific(v1alpha1.GroupVersion.WithKind("Tenant"), v1alpha1.GroupVersion.WithResource("tenants"),
 		v1alpha1.GroupVersion.WithResource("tenant"), meta.RESTScopeRoot)
+	mapper.AddSpecific(v1alpha1.GroupVersion.WithKind("Host"), v1alpha1.GroupVersion.WithResource("hosts"),
+		v1alpha1.GroupVersion.WithResource("host"), meta.RESTScopeRoot)
 	typed, err := client.NewWithWatch(config, client.Options{HTTPClient: httpClient, Scheme: scheme, Mapper: mapper, Log: logr.Discard(), FieldOwner: "tenantctl"})
 	if err != nil {
 		return nil, fmt.Errorf("connect to the system plane: %w", err)
@@ -183,14 +191,44 @@ func (p *plane) tenants(ctx context.Context) (*v1alpha1.TenantList, error) {
 	return list, nil
 }
 
-// credentials posts a credential request, a pointer, and fills it with the answer.
-func (p *plane) credentials(ctx context.Context, tenant, subresource string, body any) error {
+// host fetches one host.
+func (p *plane) host(ctx context.Context, name string) (*v1alpha1.Host, error) {
+	h := &v1alpha1.Host{}
+	err := request(ctx, func(ctx context.Context) error { return p.Get(ctx, client.ObjectKey{Name: name}, h) })
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// hosts fetches all hosts, in the order of their names.
+func (p *plane) hosts(ctx context.Context) (*v1alpha1.HostList, error) {
+	list := &v1alpha1.HostList{}
+	err := request(ctx, func(ctx context.Context) error { return p.List(ctx, list) })
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// change changes what object, which was just fetched, says on the server.
+func change[T client.Object](ctx context.Context, p *plane, object T, set func()) error {
+	before := object.DeepCopyObject().(T)
+	set()
+	// Only what differs is sent: what others change at the same time stays.
+	return request(ctx, func(ctx context.Context) error { return p.Patch(ctx, object, client.MergeFrom(before)) })
+}
+
+// credentials posts a credential request, a pointer, to a path and fills it with the
+// answer.
+func (p *plane) credentials(ctx context.Context, at string, body any) error {
+	subresource := path.Base(at)
 	data, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("encode the %s request: %w", subresource, err)
 	}
 	return request(ctx, func(ctx context.Context) error {
-		result := p.raw.Post().AbsPath(v1alpha1.CredentialsPath(tenant, subresource)).
+		result := p.raw.Post().AbsPath(at).
 			SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept", runtime.ContentTypeJSON).
 			Body(data).Do(ctx)
 		// Unlike Raw, Error reads the server's reason from the body.
@@ -227,6 +265,33 @@ func (c *cli) tenantName(cmd *cobra.Command, args []string, _ string) ([]string,
 	names := make([]string, len(list.Items))
 	for i, t := range list.Items {
 		names[i] = cobra.CompletionWithDesc(t.Name, t.Spec.Hostname)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// hostName completes the first argument with the names of the hosts.
+func (c *cli) hostName(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.hostNames(cmd, args, toComplete)
+}
+
+// hostNames completes with the names of the hosts, whatever was typed before.
+func (c *cli) hostNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), 3*time.Second)
+	defer cancel()
+	p, err := c.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	list, err := p.hosts(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := make([]string, len(list.Items))
+	for i, h := range list.Items {
+		names[i] = cobra.CompletionWithDesc(h.Name, string(state(&h)))
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -67,9 +67,13 @@ func (c *cli) explain(err error) (code int, text string) {
 
 func (c *cli) explainStatus(err error, status metav1.Status) (code int, text string) {
 	var name string
+	kind, all := "tenant", "tenantctl list"
 	var causes []string
 	if status.Details != nil {
 		name = status.Details.Name
+		if status.Details.Kind == "hosts" || status.Details.Kind == "Host" {
+			kind, all = "host", "tenantctl hosts"
+		}
 		for _, cause := range status.Details.Causes {
 			// A rule of the whole object has no field and begins with the one it is about.
 			cause.Field = strings.TrimSuffix(cause.Field, "<nil>")
@@ -80,11 +84,11 @@ func (c *cli) explainStatus(err error, status metav1.Status) (code int, text str
 	case apierrors.IsNotFound(err) && (name == "" || isUnserved(err)):
 		return exitFailed, fmt.Sprintf("the server at %s does not serve this; is it tenantd's system plane, and of the same version?", c.server)
 	case apierrors.IsNotFound(err):
-		return exitNotFound, fmt.Sprintf("tenant %q does not exist; see the ones that do with: tenantctl list", name)
+		return exitNotFound, fmt.Sprintf("%s %q does not exist; see the ones that do with: %s", kind, name, all)
 	case apierrors.IsAlreadyExists(err):
 		return exitFailed, fmt.Sprintf("tenant %q exists already; look at it with: tenantctl get %s", name, name)
 	case apierrors.IsInvalid(err) && len(causes) > 0:
-		return exitUsage, fmt.Sprintf("tenant %q is not valid: %s", name, strings.Join(causes, "; "))
+		return exitUsage, fmt.Sprintf("%s %q is not valid: %s", kind, name, strings.Join(causes, "; "))
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 		return exitUsage, err.Error()
 	case apierrors.IsUnauthorized(err):

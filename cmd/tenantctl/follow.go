@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,11 +31,22 @@ const retryInterval = time.Second
 // errWatchEnded is a watch that the server ended, as it does now and then.
 var errWatchEnded = errors.New("the watch ended")
 
-// follow calls see with each state of a tenant, nil for one that does not exist,
-// until see says done or fails, or ctx ends. A lost connection is opened again.
-func (p *plane) follow(ctx context.Context, name string, progress *progress, see func(*v1alpha1.Tenant) (done bool, err error)) error {
+// followTenant is follow for a tenant.
+func (p *plane) followTenant(ctx context.Context, name string, progress *progress, see func(*v1alpha1.Tenant) (done bool, err error)) error {
+	return follow(ctx, p, &v1alpha1.TenantList{}, p.tenant, name, progress, see)
+}
+
+// followHost is follow for a host.
+func (p *plane) followHost(ctx context.Context, name string, progress *progress, see func(*v1alpha1.Host) (done bool, err error)) error {
+	return follow(ctx, p, &v1alpha1.HostList{}, p.host, name, progress, see)
+}
+
+// follow calls see with each state of an object, nil for one that does not exist,
+// until see says done or fails, or ctx ends. A lost connection is opened again. list
+// says what kind of objects are watched, and get fetches one.
+func follow[T client.Object](ctx context.Context, p *plane, list client.ObjectList, get func(context.Context, string) (T, error), name string, progress *progress, see func(T) (done bool, err error)) error {
 	for {
-		err := p.followOnce(ctx, name, see)
+		err := followOnce(ctx, p, list, get, name, see)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -65,39 +77,40 @@ func isPassing(err error) bool {
 	return true
 }
 
-// isUnserved tells a server that does not know tenants, or not yet, from one that
-// does not have this one.
+// isUnserved tells a server that does not know the kind of object, or not yet, from one
+// that does not have this one.
 func isUnserved(err error) bool {
 	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-func (p *plane) followOnce(ctx context.Context, name string, see func(*v1alpha1.Tenant) (bool, error)) error {
-	events, err := p.Watch(ctx, &v1alpha1.TenantList{}, client.MatchingFields{"metadata.name": name})
+func followOnce[T client.Object](ctx context.Context, p *plane, list client.ObjectList, get func(context.Context, string) (T, error), name string, see func(T) (bool, error)) error {
+	var none T
+	events, err := p.Watch(ctx, list, client.MatchingFields{"metadata.name": name})
 	if err != nil {
 		return err
 	}
 	defer events.Stop()
 	// A watch begins with what exists. That a tenant is gone already, only asking
 	// tells; asking after the watch is open misses nothing.
-	if _, err := p.tenant(ctx, name); apierrors.IsNotFound(err) && !isUnserved(err) {
-		if done, err := see(nil); done || err != nil {
+	if _, err := get(ctx, name); apierrors.IsNotFound(err) && !isUnserved(err) {
+		if done, err := see(none); done || err != nil {
 			return err
 		}
 	} else if err != nil {
 		return err
 	}
 	for event := range events.ResultChan() {
-		var t *v1alpha1.Tenant
+		object := none
 		switch event.Type {
 		case watch.Error:
 			return apierrors.FromObject(event.Object)
 		case watch.Added, watch.Modified:
-			t, _ = event.Object.(*v1alpha1.Tenant)
+			object, _ = event.Object.(T)
 		case watch.Deleted:
 		default:
 			continue
 		}
-		if done, err := see(t); done || err != nil {
+		if done, err := see(object); done || err != nil {
 			return err
 		}
 	}
@@ -128,6 +141,25 @@ func obstacle(t *v1alpha1.Tenant) string {
 		}
 	}
 	return ""
+}
+
+// await shows the progress of follow and ends it after timeout. notDone says what is then
+// not the case, and goesOn what happens nevertheless.
+func (c *cli) await(ctx context.Context, name string, timeout time.Duration, notDone, goesOn string, follow func(context.Context, *progress) error) error {
+	waiting, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	progress := c.newProgress(name + ": ")
+	defer progress.close()
+	err := follow(waiting, progress)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return failed(exitFailed, "interrupted; %s", goesOn)
+	case waiting.Err() != nil:
+		return failed(exitTimedOut, "%s after %s (%s); %s", notDone, timeout, progress.last(), goesOn)
+	}
+	return err
 }
 
 // progress shows what a command waits for: on a terminal as one line that is kept
@@ -181,6 +213,13 @@ func (p *progress) show(text string) {
 	} else {
 		fmt.Fprintln(p.out, p.prefix+text)
 	}
+}
+
+// last is what is shown.
+func (p *progress) last() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return cmp.Or(p.text, "nothing is known yet")
 }
 
 // draw rewrites the line. The caller holds mu.

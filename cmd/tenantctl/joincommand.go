@@ -30,7 +30,7 @@ The token lets machines into the cluster: treat the line as a secret.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.tenantName,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
-			spec.TTLSeconds, err = ttlSeconds(cmd, ttl)
+			spec.TTLSeconds, err = ttlSeconds(cmd, ttl, v1alpha1.MaxCredentialTTL)
 			return err
 		},
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
@@ -40,7 +40,7 @@ The token lets machines into the cluster: treat the line as a secret.`,
 			}
 			r := v1alpha1.JoinTokenRequest{Spec: spec}
 			r.SetDefaults()
-			if err := p.credentials(cmd.Context(), args[0], v1alpha1.JoinTokenSubresource, &r); err != nil {
+			if err := p.credentials(cmd.Context(), v1alpha1.CredentialsPath(args[0], v1alpha1.JoinTokenSubresource), &r); err != nil {
 				return err
 			}
 			if r.Status.Token == "" || r.Status.Endpoint == "" || len(r.Status.CACertHashes) == 0 {

@@ -56,7 +56,7 @@ is left alone and is an error, unless --force replaces it.`,
 				return errors.New("--force is about --merge; give both")
 			}
 			var err error
-			if spec.TTLSeconds, err = ttlSeconds(cmd, ttl); err != nil {
+			if spec.TTLSeconds, err = ttlSeconds(cmd, ttl, v1alpha1.MaxCredentialTTL); err != nil {
 				return err
 			}
 			judged := v1alpha1.KubeconfigRequest{Spec: spec}
@@ -70,14 +70,14 @@ is left alone and is an error, unless --force replaces it.`,
 			}
 			r := v1alpha1.KubeconfigRequest{Spec: spec}
 			r.SetDefaults()
-			if err := p.credentials(cmd.Context(), args[0], v1alpha1.KubeconfigSubresource, &r); err != nil {
+			if err := p.credentials(cmd.Context(), v1alpha1.CredentialsPath(args[0], v1alpha1.KubeconfigSubresource), &r); err != nil {
 				return err
 			}
 			switch {
 			case merge:
 				return c.mergeKubeconfig(r.Status.Kubeconfig, force)
 			case output != "" && output != "-":
-				return writePrivate(output, r.Status.Kubeconfig)
+				return writePrivate("kubeconfig", output, r.Status.Kubeconfig)
 			}
 			_, err = c.out.Write(r.Status.Kubeconfig)
 			return err
@@ -100,15 +100,16 @@ is left alone and is an error, unless --force replaces it.`,
 }
 
 // ttlSeconds turns --ttl into whole seconds; 0 if it was not given.
-func ttlSeconds(cmd *cobra.Command, ttl time.Duration) (int64, error) {
-	if cmd.Flags().Changed("ttl") && (ttl < v1alpha1.MinCredentialTTL || ttl > v1alpha1.MaxCredentialTTL) {
-		return 0, fmt.Errorf("--ttl must be %s to %s", v1alpha1.MinCredentialTTL, v1alpha1.MaxCredentialTTL)
+func ttlSeconds(cmd *cobra.Command, ttl, longest time.Duration) (int64, error) {
+	if cmd.Flags().Changed("ttl") && (ttl < v1alpha1.MinCredentialTTL || ttl > longest) {
+		return 0, fmt.Errorf("--ttl must be %s to %s", v1alpha1.MinCredentialTTL, longest)
 	}
 	return int64(ttl / time.Second), nil
 }
 
-// writePrivate writes a file that only its owner can read, all of it or nothing.
-func writePrivate(path string, data []byte) (err error) {
+// writePrivate writes a file that only its owner can read, all of it or nothing. what is
+// its content, for errors.
+func writePrivate(what, path string, data []byte) (err error) {
 	// Through a link, the file that it points to is replaced, not the link.
 	if target, linkErr := filepath.EvalSymlinks(path); linkErr == nil {
 		path = target
@@ -119,11 +120,11 @@ func writePrivate(path string, data []byte) (err error) {
 	// CreateTemp makes the file with mode 0600.
 	f, err := os.CreateTemp(filepath.Dir(path), ".tenantctl-*")
 	if err != nil {
-		return fmt.Errorf("write the kubeconfig: %w", err)
+		return fmt.Errorf("write the %s: %w", what, err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("write the kubeconfig: %w", err), f.Close(), os.Remove(f.Name()))
+			err = errors.Join(fmt.Errorf("write the %s: %w", what, err), f.Close(), os.Remove(f.Name()))
 		}
 	}()
 	if _, err := f.Write(data); err != nil {

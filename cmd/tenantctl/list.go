@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -51,19 +52,7 @@ Kubernetes version and age. -o wide adds replicas, nodes, storage and memory.`,
 				}
 				return printTenants(c.out, output, list.Items...)
 			}
-			for i := range list.Items {
-				setType(&list.Items[i])
-			}
-			list.TypeMeta = typeMeta("TenantList")
-			if output == outputName {
-				for i := range list.Items {
-					if err := printObject(c.out, output, &list.Items[i]); err != nil {
-						return err
-					}
-				}
-				return nil
-			}
-			return printObject(c.out, output, list)
+			return printList(c.out, output, list)
 		}),
 	}
 	output.addTo(cmd)
@@ -91,7 +80,6 @@ which say in what respect it is in order and, if it is not, why.`,
 				return err
 			}
 			if !output.isTable() {
-				setType(t)
 				return printObject(c.out, output, t)
 			}
 			if err := printTenants(c.out, output, *t); err != nil {
@@ -141,18 +129,26 @@ func (o *output) addTo(cmd *cobra.Command) {
 	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
-func typeMeta(kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind}
+// setType says what an object or a list is, which a decoded one does not.
+func setType(object runtime.Object) {
+	kind := "Tenant"
+	switch object.(type) {
+	case *v1alpha1.TenantList:
+		kind = "TenantList"
+	case *v1alpha1.Host:
+		kind = "Host"
+	case *v1alpha1.HostList:
+		kind = "HostList"
+	}
+	object.GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind))
 }
 
-// setType says what t is, which a decoded object does not, and leaves out what only
-// API servers read.
-func setType(t *v1alpha1.Tenant) {
-	t.TypeMeta = typeMeta("Tenant")
-	t.ManagedFields = nil
-}
-
+// printObject prints an object in a form that is no table.
 func printObject(w io.Writer, o output, object runtime.Object) error {
+	setType(object)
+	if of, ok := object.(metav1.Object); ok {
+		of.SetManagedFields(nil) // only API servers read them
+	}
 	var printer printers.ResourcePrinter
 	switch o {
 	case outputJSON:
@@ -163,6 +159,22 @@ func printObject(w io.Writer, o output, object runtime.Object) error {
 		printer = &printers.NamePrinter{}
 	}
 	return printer.PrintObj(object, w)
+}
+
+// printList prints a list in a form that is no table.
+func printList(w io.Writer, o output, list runtime.Object) error {
+	err := meta.EachListItem(list, func(item runtime.Object) error {
+		if o == outputName {
+			return printObject(w, o, item)
+		}
+		setType(item)
+		item.(metav1.Object).SetManagedFields(nil)
+		return nil
+	})
+	if err != nil || o == outputName {
+		return err
+	}
+	return printObject(w, o, list)
 }
 
 // printTenants prints the columns that the Tenant's definition has, so that

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -134,6 +135,21 @@ func TestUsage(t *testing.T) {
 		{"worker bundle a --host nowhere", []string{"hosts", "nowhere"}},
 		{"worker bundle a b", []string{"accepts 1 arg"}},
 		{"worker bundel a", []string{"bundel"}},
+		{"hosts extra", []string{"unknown command", `see "tenantctl hosts --help"`}},
+		{"hosts -o xml", []string{"table, wide, json, yaml, name"}},
+		{"host drian a", []string{"drian"}},
+		{"host get", []string{"accepts 1 arg(s)"}},
+		{"host token a", []string{"unknown command"}},
+		{"host token --ttl 25h", []string{"--ttl must be 1m0s to 24h0m0s"}},
+		{"host token --ttl 0", []string{"--ttl must be"}},
+		{"host drain", []string{"accepts 1 arg(s)"}},
+		{"host drain a --timeout 0", []string{"--wait=false"}},
+		{"host remove a", []string{"--yes"}},
+		{"host remove a --yes --timeout 0", []string{"--wait=false"}},
+		{"move a", []string{"to", "anywhere"}},
+		{"move a --to b --anywhere", []string{"to", "anywhere"}},
+		{"move a --to=", []string{"--to must name a host", "tenantctl hosts"}},
+		{"move a --to b --timeout 0", []string{"--wait=false"}},
 		{"version -o yaml", []string{"json"}},
 	} {
 		t.Run(test.args, func(t *testing.T) {
@@ -148,14 +164,19 @@ func TestUsage(t *testing.T) {
 
 func TestHelpOfEveryCommand(t *testing.T) {
 	c := &cli{}
-	for _, cmd := range c.command().Commands() {
-		if cmd.Long == "" || cmd.Example == "" || cmd.Short == "" {
-			t.Errorf("%s has no long help or no example", cmd.Name())
-		}
-		if cmd.ValidArgsFunction == nil {
-			t.Errorf("%s does not say how its arguments complete", cmd.Name())
+	var check func(cmds []*cobra.Command)
+	check = func(cmds []*cobra.Command) {
+		for _, cmd := range cmds {
+			if cmd.Long == "" || cmd.Example == "" || cmd.Short == "" {
+				t.Errorf("%s has no long help or no example", cmd.CommandPath())
+			}
+			if cmd.ValidArgsFunction == nil {
+				t.Errorf("%s does not say how its arguments complete", cmd.CommandPath())
+			}
+			check(cmd.Commands())
 		}
 	}
+	check(c.command().Commands())
 	s := &session{t: t}
 	if s.run(); s.code != 0 || !strings.Contains(s.out, "Exit codes:") {
 		t.Errorf("without a command: exit code %d, output %q", s.code, s.out)
@@ -204,6 +225,7 @@ func TestErrorsOfTheServer(t *testing.T) {
 			field.Invalid(field.NewPath("spec", "network", "podCIDR"), "x", "must be a network"),
 		}), "add system", exitUsage, []string{`tenant "system" is not valid: metadata.name`, "; spec.network.podCIDR: ", "must be a network"}},
 		{"not found", apierrors.NewNotFound(tenantResource, "acme"), "get acme", exitNotFound, []string{`tenant "acme" does not exist`, "tenantctl list"}},
+		{"host not found", apierrors.NewNotFound(schema.GroupResource{Group: "tenantd.io", Resource: "hosts"}, "host-a"), "host get host-a", exitNotFound, []string{`host "host-a" does not exist`, "tenantctl hosts"}},
 		{"exists", apierrors.NewAlreadyExists(tenantResource, "acme"), "add acme", exitFailed, []string{`"acme" exists already`, "tenantctl get acme"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -219,15 +241,18 @@ func TestAnotherServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	p := startPlane(t)
 	writeKubeconfig(t, path, p.url+"/elsewhere")
-	for _, args := range []string{"list", "get acme", "add acme", "kubeconfig acme", "remove acme --yes"} {
+	for _, args := range []string{"list", "get acme", "add acme", "kubeconfig acme", "remove acme --yes", "hosts", "host token", "host drain a", "move acme --to a"} {
 		(&session{t: t}).run(append(strings.Fields(args), "--kubeconfig", path)...).fails(exitFailed, "is it tenantd's system plane")
 	}
 }
 
 func TestNotFound(t *testing.T) {
 	p := startPlane(t)
-	for _, args := range []string{"get acme", "kubeconfig acme", "join-command acme", "worker bundle acme --tenant-proxy x", "remove acme --yes"} {
+	for _, args := range []string{"get acme", "kubeconfig acme", "join-command acme", "worker bundle acme --tenant-proxy x", "remove acme --yes", "move acme --to a"} {
 		(&session{t: t, plane: p}).run(strings.Fields(args)...).fails(exitNotFound, `tenant "acme" does not exist`)
+	}
+	for _, args := range []string{"host get a", "host drain a", "host resume a", "host remove a --yes", "host remove a --yes --force"} {
+		(&session{t: t, plane: p}).run(strings.Fields(args)...).fails(exitNotFound, `host "a" does not exist`, "tenantctl hosts")
 	}
 }
 
@@ -290,7 +315,7 @@ func TestAdd(t *testing.T) {
 	s.run("add", "acme", "--hostname", "acme.example.com", "--konnectivity-hostname", "t.example.com", "--pod-cidr", "10.1.0.0/16",
 		"--service-cidr", "10.2.0.0/16", "--cert-san", "a.example.com", "--cert-san", "192.0.2.1", "--replicas", "3").
 		succeeds("tenant acme is ready at https://acme.example.com:443\n")
-	spec := p.tenants["acme"].Spec
+	spec := p.tenants.objects["acme"].Spec
 	if spec.KonnectivityHostname != "t.example.com" || spec.Network.PodCIDR != "10.1.0.0/16" || spec.Network.ServiceCIDR != "10.2.0.0/16" ||
 		strings.Join(spec.CertSANs, " ") != "a.example.com 192.0.2.1" {
 		t.Errorf("spec is %+v", spec)
@@ -377,7 +402,7 @@ func TestAddThatTakesTooLong(t *testing.T) {
 	p := startPlane(t)
 	p.onCreate = func(t *v1alpha1.Tenant) { p.set(t.Name, starting) }
 	(&session{t: t, plane: p}).run("add", "acme", "--timeout", "200ms").fails(exitTimedOut, "200ms", "the API server is starting", "tenantctl remove acme")
-	if p.tenants["acme"] == nil {
+	if p.tenants.objects["acme"] == nil {
 		t.Error("the tenant is gone")
 	}
 }
@@ -395,7 +420,7 @@ func TestAddInterrupted(t *testing.T) {
 		return nil
 	}
 	(&session{t: t, plane: p, ctx: ctx}).run("add", "acme").fails(exitFailed, "interrupted", `"acme" stays`, "tenantctl remove acme")
-	if p.tenants["acme"] == nil {
+	if p.tenants.objects["acme"] == nil {
 		t.Error("the tenant is gone")
 	}
 }
@@ -426,10 +451,10 @@ func TestRemove(t *testing.T) {
 	(&session{t: t, plane: p, terminal: true, in: "beta\n"}).run("remove", "acme").fails(exitFailed, "nothing was removed")
 	(&session{t: t, plane: p, terminal: true, in: ""}).run("remove", "acme").fails(exitFailed, "nothing was removed")
 	(&session{t: t, plane: p, in: "acme\n"}).run("remove", "acme").fails(exitUsage, "--yes")
-	if p.tenants["acme"] == nil {
+	if p.tenants.objects["acme"] == nil {
 		t.Fatal("the tenant is gone")
 	}
-	p.onDelete = func(t *v1alpha1.Tenant) {
+	p.tenants.onDelete = func(t *v1alpha1.Tenant) {
 		go func() {
 			p.set(t.Name, func(t *v1alpha1.Tenant) { t.Status.Phase = v1alpha1.TenantDeleting })
 			p.remove(t.Name)
@@ -441,12 +466,12 @@ func TestRemove(t *testing.T) {
 	(&session{t: t, plane: p}).run("remove", "acme", "--yes").succeeds("tenant acme removed\n")
 
 	p.set("acme", makeReady)
-	p.onDelete = func(*v1alpha1.Tenant) {}
+	p.tenants.onDelete = func(*v1alpha1.Tenant) {}
 	(&session{t: t, plane: p}).run("remove", "acme", "--yes", "--wait=false").succeeds("tenant acme is being removed\n")
 	(&session{t: t, plane: p}).run("remove", "acme", "--yes", "--timeout", "200ms").fails(exitTimedOut, "the removal goes on")
 
 	// A successor of the same name is not what is waited for.
-	p.onDelete = func(t *v1alpha1.Tenant) {
+	p.tenants.onDelete = func(t *v1alpha1.Tenant) {
 		p.set(t.Name, func(t *v1alpha1.Tenant) { t.UID = "another" })
 	}
 	(&session{t: t, plane: p}).run("remove", "acme", "--yes").succeeds("tenant acme removed\n")
@@ -471,7 +496,7 @@ func TestRemoveInterruptedAtThePrompt(t *testing.T) {
 	})
 	t.Setenv(kubeconfigVariable, p.kubeconfigFile())
 	code := run(ctx, []string{"remove", "acme"}, streams{in: r, out: &out, err: errs, inIsTerminal: true})
-	if code != exitFailed || !strings.Contains(out.String(), "interrupted; nothing was removed") || p.tenants["acme"] == nil {
+	if code != exitFailed || !strings.Contains(out.String(), "interrupted; nothing was removed") || p.tenants.objects["acme"] == nil {
 		t.Errorf("exit code %d, output %q", code, out.String())
 	}
 }
@@ -683,11 +708,17 @@ func TestCompletion(t *testing.T) {
 	p := startPlane(t)
 	p.set("acme", makeReady)
 	p.set("beta", makeReady)
+	p.hosts.set("host-a", serving(1))
+	p.hosts.set("host-b", func(*v1alpha1.Host) {})
 	for _, test := range []struct{ line, want string }{
 		{"get|", "acme\tacme.example.com\nbeta\tbeta.example.com\n:4\n"},
 		{"kubeconfig|", "acme\tacme.example.com\nbeta\tbeta.example.com\n:4\n"},
 		{"get|acme|", ":4\n"},
 		{"add|", ":4\n"},
+		{"move|", "--anywhere\tlet the host be chosen by load\n--to\thost to run the tenant; may be repeated\nacme\tacme.example.com\nbeta\tbeta.example.com\n:4\n"},
+		{"move|acme|--to|", "host-a\tReady\nhost-b\tJoining\n:4\n"},
+		{"host|drain|", "host-a\tReady\nhost-b\tJoining\n:4\n"},
+		{"host|remove|host-a|", ":4\n"},
 		{"list|-o|", "table\nwide\njson\nyaml\nname\n:4\n"},
 	} {
 		s := (&session{t: t, plane: p}).run(append([]string{"__complete"}, strings.Split(test.line, "|")...)...)

@@ -6,6 +6,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -38,10 +39,7 @@ gone. When the time is up (exit code 4), or on Ctrl-C, the removal goes on.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.tenantName,
 		PreRunE: func(*cobra.Command, []string) error {
-			if !yes && !c.inIsTerminal {
-				return fmt.Errorf("standard input is no terminal to confirm at; add --yes to remove without being asked")
-			}
-			return positive(timeout)
+			return errors.Join(c.canConfirm(yes), positive(timeout))
 		},
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
 			p, err := c.connect()
@@ -53,7 +51,8 @@ gone. When the time is up (exit code 4), or on Ctrl-C, the removal goes on.`,
 				return err
 			}
 			if !yes {
-				if err := c.confirm(cmd.Context(), t); err != nil {
+				warning := fmt.Sprintf("This wipes tenant %s (%s) with everything in it, for ever.", t.Name, t.Spec.Hostname)
+				if err := c.confirm(cmd.Context(), warning, t.Name); err != nil {
 					return err
 				}
 			}
@@ -81,9 +80,17 @@ gone. When the time is up (exit code 4), or on Ctrl-C, the removal goes on.`,
 	return cmd
 }
 
-// confirm has the name typed again.
-func (c *cli) confirm(ctx context.Context, t *v1alpha1.Tenant) error {
-	fmt.Fprintf(c.err, "This wipes tenant %s (%s) with everything in it, for ever.\nType its name to go on: ", t.Name, t.Spec.Hostname)
+// canConfirm is about --yes.
+func (c *cli) canConfirm(yes bool) error {
+	if !yes && !c.inIsTerminal {
+		return errors.New("standard input is no terminal to confirm at; add --yes to remove without being asked")
+	}
+	return nil
+}
+
+// confirm has the name of what is to be removed typed again.
+func (c *cli) confirm(ctx context.Context, warning, name string) error {
+	fmt.Fprintf(c.err, "%s\nType its name to go on: ", warning)
 	typed := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(c.in).ReadString('\n')
@@ -93,9 +100,9 @@ func (c *cli) confirm(ctx context.Context, t *v1alpha1.Tenant) error {
 	case <-ctx.Done():
 		fmt.Fprintln(c.err)
 		return failed(exitFailed, "interrupted; nothing was removed")
-	case name := <-typed:
-		if name != t.Name {
-			return failed(exitFailed, "the name typed is not %q; nothing was removed", t.Name)
+	case again := <-typed:
+		if again != name {
+			return failed(exitFailed, "the name typed is not %q; nothing was removed", name)
 		}
 		return nil
 	}
@@ -107,7 +114,7 @@ func (c *cli) waitGone(ctx context.Context, p *plane, t *v1alpha1.Tenant, timeou
 	defer cancel()
 	progress := c.newProgress(t.Name + ": ")
 	defer progress.close()
-	err := p.follow(waiting, t.Name, progress, func(now *v1alpha1.Tenant) (bool, error) {
+	err := p.followTenant(waiting, t.Name, progress, func(now *v1alpha1.Tenant) (bool, error) {
 		if now == nil || now.UID != t.UID {
 			return true, nil
 		}

@@ -77,7 +77,7 @@ from beside tenantctl, or from --tenant-proxy for machines of another kind.`,
 			}
 			r := v1alpha1.WorkerConfigRequest{}
 			r.SetDefaults()
-			if err := p.credentials(cmd.Context(), args[0], v1alpha1.WorkerConfigSubresource, &r); err != nil {
+			if err := p.credentials(cmd.Context(), v1alpha1.CredentialsPath(args[0], v1alpha1.WorkerConfigSubresource), &r); err != nil {
 				return err
 			}
 			s := r.Status
