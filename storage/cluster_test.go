@@ -325,6 +325,13 @@ func TestHostsJoin(t *testing.T) {
 	if _, err := a.AddLearner(t.Context(), "b", cfg.Peers.Advertise); !errors.Is(err, ErrNameTaken) {
 		t.Error("added what runs:", err)
 	}
+	for _, initial := range []map[string]string{cfg.Peers.Initial, nil} { // told again what to join, or not
+		h.shut("b")
+		cfg.Peers.Initial = initial
+		if b = h.open("b", cfg); b.Voting() || summary(t, b) != "a voter, b learner" {
+			t.Error("started again, b is one of", summary(t, b))
+		}
+	}
 	waited := make(chan error, 1)
 	go func() { waited <- b.AwaitVoter(t.Context()) }()
 	h.promote(a, "b")
