@@ -29,6 +29,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -885,6 +886,31 @@ func TestRemove(t *testing.T) {
 	if err := a.RemoveMember(t.Context(), "a"); !errors.Is(err, ErrUnsafe) {
 		t.Error("removed the last:", err)
 	}
+}
+
+// A host that is frozen, with its connections open, counts as dead, and can be removed.
+func TestRemoveAFrozenHost(t *testing.T) {
+	t.Parallel()
+	h := newHosts(t)
+	a := h.open("a", h.config("a"))
+	b := h.join(a, "b", nil)
+	cfg := h.config("c")
+	h.add(a, "c", &cfg)
+	c := h.spawn(cfg)
+	h.promote(a, "c")
+	if err := c.process.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.RemoveMember(t.Context(), "b"); !errors.Is(err, ErrUnsafe) || !strings.Contains(err.Error(), "c (") {
+		t.Error("removed one of the two that are alive:", err)
+	}
+	if err := b.RemoveMember(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	if got := summary(t, b); got != "a voter, b voter" {
+		t.Error(got)
+	}
+	writes(t, a, "/host/k", "x")
 }
 
 // The books are right on every host, whoever wrote, and limits hold wherever they were set.
