@@ -59,6 +59,14 @@ func (r *runner) listen() (_ *doors, err error) {
 	return d, nil
 }
 
+// unlist has new connections go where else the names lead, if anywhere. Those that
+// came before are served.
+func (d *doors) unlist() {
+	for _, ln := range d.all {
+		_ = ln.SetNames(nil) // it fails for one that is closed, which has none
+	}
+}
+
 // setMaxConns bounds the connections through each door.
 func (d *doors) setMaxConns(n int) {
 	for _, ln := range d.all {

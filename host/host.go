@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,6 +107,9 @@ func New(cfg Config) (*Host, error) {
 	}
 	domain := cfg.Domain
 	cfg.HostConfiguration.SetDefaults()
+	if _, err := os.Stat(filepath.Join(cfg.DataDir, peerCertFile)); err == nil {
+		cfg.SetPeerDefaults() // it is one of several already
+	}
 	if domain == "" && cfg.Join.Server == "" {
 		domain = cfg.Domain
 	}

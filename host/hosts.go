@@ -409,11 +409,10 @@ func (s *hosts) poke() {
 	}
 }
 
-// routes are where connections for names of other hosts' tenants go, and who may
-// forward connections to this host.
-func (s *hosts) routes() (map[string]sni.Remote, []netip.Addr) {
-	names := map[string]sni.Remote{}
-	var members []netip.Addr
+// routes are where connections for names of other hosts' tenants go, who may forward
+// connections to this host, and who is gone.
+func (s *hosts) routes() (names map[string]sni.Remote, members []netip.Addr, gone []string) {
+	names = map[string]sni.Remote{}
 	for _, other := range s.gossip.Hosts() {
 		address, err := netip.ParseAddrPort(other.Record.Address)
 		if err != nil || other.Name == s.host.name {
@@ -423,6 +422,7 @@ func (s *hosts) routes() (map[string]sni.Remote, []netip.Addr) {
 			members = append(members, address.Addr())
 		}
 		if other.State != gossip.Alive {
+			gone = append(gone, other.Record.Address)
 			continue
 		}
 		for _, t := range other.Record.Tenants {
@@ -437,14 +437,24 @@ func (s *hosts) routes() (map[string]sni.Remote, []netip.Addr) {
 			}
 		}
 	}
-	return names, members
+	return names, members, gone
+}
+
+// elsewhere reports whether a tenant answers on another host.
+func (s *hosts) elsewhere(uid string) bool {
+	for _, other := range s.gossip.Hosts() {
+		if other.Name != s.host.name && other.State == gossip.Alive && slices.ContainsFunc(other.Record.Tenants, func(t gossip.Tenant) bool { return t.UID == uid && t.Ready }) {
+			return true
+		}
+	}
+	return false
 }
 
 // tellRoutes has the router, and the tenants here, know what the gossip knows.
 func (s *hosts) tellRoutes() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	names, members := s.routes()
+	names, members, gone := s.routes()
 	slices.SortFunc(members, netip.Addr.Compare)
 	if members = slices.Compact(members); !slices.Equal(members, s.members) {
 		s.members = members
@@ -457,6 +467,10 @@ func (s *hosts) tellRoutes() {
 		}
 	}
 	s.host.router.SetRemotes(names)
+	for _, address := range gone {
+		// Their clients would wait for a long time to find out.
+		s.host.router.EndForwards(address)
+	}
 	if all := s.addresses(); !slices.Equal(all, s.hosts) {
 		s.hosts = all
 		for _, run := range s.host.running() {

@@ -94,12 +94,29 @@ func (h *Host) startRunner(t *v1alpha1.Tenant, changed func()) *runner {
 
 // stop stops the control plane in order and waits for it. Repeating it does no harm.
 func (r *runner) stop() {
-	r.mu.Lock()
-	r.answering = false // for others: they prefer a host where it goes on
-	r.mu.Unlock()
-	r.host.tell()
+	r.retire()
 	r.cancel()
 	<-r.done
+}
+
+// retireTime is how long the connections that were given to a control plane, and that
+// it has not accepted yet, have before it stops.
+const retireTime = 50 * time.Millisecond
+
+// retire has new connections go to other hosts, before this one stops to serve them.
+func (r *runner) retire() {
+	if r.host.hosts == nil {
+		return
+	}
+	r.mu.Lock()
+	answered, doors := r.answering, r.doors
+	r.answering = false
+	r.mu.Unlock()
+	r.host.tell()
+	if answered && r.host.hosts.elsewhere(r.uid) {
+		doors.unlist()
+		time.Sleep(retireTime)
+	}
 }
 
 func (r *runner) run(ctx context.Context) {

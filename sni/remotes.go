@@ -97,13 +97,15 @@ func (r *Router) find(a *arrival, to target, deadline time.Time) (*Listener, []s
 	for {
 		news := *r.news.Load() // before the look, which would miss what comes after it
 		l, why := r.lookup(to)
-		if why != unknownName {
+		if l != nil || why != unknownName && why != noProtocol {
 			return l, nil, why
 		}
 		remote := (*r.remotes.names.Load())[to.name]
 		switch {
 		case len(remote.Addresses) > 0 && !a.forwarded:
 			return nil, remote.Addresses, accepted
+		case why == noProtocol:
+			return nil, nil, why
 		case remote.Expected:
 			if why := r.hold(to.name, news, deadline); why != accepted {
 				return nil, nil, why

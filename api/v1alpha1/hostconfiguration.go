@@ -82,13 +82,12 @@ type HostConfiguration struct {
 	// route, and the port of Listen.
 	AdvertiseAddress string `json:"advertiseAddress,omitempty"`
 	// Peer is where the etcd members of other hosts reach this host's. The connections
-	// are authenticated and encrypted both ways. Default: [DefaultPeerPort] of
-	// AdvertiseAddress if that is set and not loopback, otherwise off. A host that has
-	// Peer or Gossip off runs alone.
+	// are authenticated and encrypted both ways. Default: off, but for a host that joins
+	// or has joined [DefaultPeerPort] of AdvertiseAddress. A host that has Peer or Gossip
+	// off runs alone, and no other can join it.
 	Peer HostEndpoint `json:"peer,omitzero"`
 	// Gossip is where other hosts tell this host, over TCP and UDP and encrypted, who is
-	// there and serves what. Default: [DefaultGossipPort] of AdvertiseAddress if that is
-	// set and not loopback, otherwise off.
+	// there and serves what. Default: as for Peer, with [DefaultGossipPort].
 	Gossip HostEndpoint `json:"gossip,omitzero"`
 	// Join makes this host a part of an installation that exists. It is used when DataDir
 	// is empty and ignored later, so it may stay. The domain is then the installation's.
@@ -184,16 +183,16 @@ func LoadHostConfiguration(path string) (*HostConfiguration, error) {
 }
 
 // SetDefaults fills the fields that are not set, except Name, AdvertiseAddress and
-// SealingKeyFile, whose defaults depend on the machine. Peer and Gossip follow from
-// AdvertiseAddress: who finds that out later sets the defaults again.
+// SealingKeyFile, whose defaults depend on the machine.
 func (c *HostConfiguration) SetDefaults() {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: GroupVersion.String(), Kind: HostConfigurationKind}
 	setDefault(&c.DataDir, DefaultDataDir)
 	setDefault(&c.Listen, DefaultListen)
 	setDefault(&c.Domain, DefaultDomain)
 	setDefault(&c.HealthListen, DefaultHealthListen)
-	c.Peer.setDefaults(c.advertiseIP(), DefaultPeerPort)
-	c.Gossip.setDefaults(c.advertiseIP(), DefaultGossipPort)
+	if c.Join.Server != "" || c.Peer != (HostEndpoint{}) || c.Gossip != (HostEndpoint{}) {
+		c.SetPeerDefaults()
+	}
 	setDefault(&c.LogLevel, DefaultLogLevel)
 	setDefault(&c.LogFormat, DefaultLogFormat)
 	setDefault(&c.Limits.MaxPending, DefaultMaxPending)
@@ -209,6 +208,13 @@ func (c *HostConfiguration) SetDefaults() {
 	if c.Limits.BackendQuota.IsZero() {
 		c.Limits.BackendQuota = resource.MustParse(DefaultBackendQuota)
 	}
+}
+
+// SetPeerDefaults has the host be one of several where nothing else is set: Peer and
+// Gossip are then at the IP of AdvertiseAddress, if that is not loopback.
+func (c *HostConfiguration) SetPeerDefaults() {
+	c.Peer.setDefaults(c.advertiseIP(), DefaultPeerPort)
+	c.Gossip.setDefaults(c.advertiseIP(), DefaultGossipPort)
 }
 
 // advertiseIP is the IP of AdvertiseAddress; not valid if that has none.

@@ -89,8 +89,9 @@ func TestHostConfigurationAddressesForOtherHosts(t *testing.T) {
 		{"", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
 		{"127.0.0.1:8443", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
 		{"::1", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false},
+		{"192.0.2.1", endpoint{}, endpoint{}, endpoint{}, endpoint{}, false, false}, // runs alone
 		{
-			"192.0.2.1", endpoint{}, endpoint{},
+			"192.0.2.1", endpoint{Listen: "192.0.2.1:2380"}, endpoint{},
 			endpoint{"192.0.2.1:2380", "192.0.2.1:2380"}, endpoint{"192.0.2.1:7946", "192.0.2.1:7946"}, true, true,
 		},
 		{
@@ -123,6 +124,11 @@ func TestHostConfigurationAddressesForOtherHosts(t *testing.T) {
 		if err := c.Validate(); err != nil {
 			t.Errorf("with defaults: %+v: %v", test, err)
 		}
+	}
+	c := v1alpha1.HostConfiguration{AdvertiseAddress: "192.0.2.1", Join: v1alpha1.HostJoin{Server: "192.0.2.9:443", TokenFile: "token"}}
+	c.SetDefaults()
+	if c.Peer.Listen != "192.0.2.1:2380" || c.Gossip.Listen != "192.0.2.1:7946" {
+		t.Errorf("a host that joins has peer %+v, gossip %+v", c.Peer, c.Gossip)
 	}
 }
 
