@@ -192,6 +192,9 @@ func (c *hostCredentials) join(ctx context.Context, req *v1alpha1.HostJoinReques
 	if err := h.hosts.register(ctx, entry); err != nil {
 		return err
 	}
+	if err := h.hosts.announce(ctx, entry); err != nil {
+		h.log.Warn("a host that joins is not listed before it is ready", "host", entry.Name, "error", err)
+	}
 	slices.Sort(peers)
 	req.Status = v1alpha1.HostJoinRequestStatus{
 		Installation:    h.dir.id.ID,

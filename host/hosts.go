@@ -300,12 +300,14 @@ func (s *hosts) run(ctx context.Context) {
 	parts.Go(func() { s.find(ctx) })
 	tick := time.NewTicker(tellInterval)
 	defer tick.Stop()
-	for {
+	for ready := s.host.ready; ; {
 		s.tell()
 		s.report(ctx)
 		select {
 		case <-ctx.Done():
 			return
+		case <-ready:
+			ready = nil
 		case <-tick.C:
 		}
 	}

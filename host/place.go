@@ -266,7 +266,7 @@ func (s *hosts) attend(ctx context.Context, c client.Client, views map[string]*v
 		if o.Spec.Draining {
 			draining, reason, message = metav1.ConditionTrue, v1alpha1.ReasonDrained, "No tenant is on the host."
 			if n := placed[o.Name]; n > 0 {
-				reason, message = v1alpha1.ReasonDraining, fmt.Sprintf("%d tenants are still on the host.", n)
+				reason, message = v1alpha1.ReasonDraining, fmt.Sprintf("Tenants that are still on the host: %d.", n)
 			}
 		}
 		setHostCondition(o, status, v1alpha1.ConditionDraining, draining, reason, message)
@@ -288,7 +288,7 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	why, reason := "", v1alpha1.ReasonLeaving
 	switch {
 	case lives && tenants > 0:
-		why, reason = fmt.Sprintf("%d tenants are still on the host.", tenants), v1alpha1.ReasonDraining
+		why, reason = fmt.Sprintf("Tenants that are still on the host: %d.", tenants), v1alpha1.ReasonDraining
 	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
 		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
 	default:
@@ -323,6 +323,24 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	}
 	s.host.log.Info("a host is removed", "host", o.Name)
 	return nil
+}
+
+// announce makes the object of a host that joins.
+func (s *hosts) announce(ctx context.Context, e hostEntry) error {
+	c, err := s.host.tenantClient()
+	if err != nil {
+		return err
+	}
+	o := &v1alpha1.Host{ObjectMeta: metav1.ObjectMeta{Name: e.Name, Finalizers: []string{v1alpha1.HostFinalizer}}}
+	if err := c.Create(ctx, o); err != nil {
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	}
+	o.Status = v1alpha1.HostStatus{State: v1alpha1.HostJoining, Role: v1alpha1.HostLearner, Address: e.Address, PeerAddress: e.Peer, GossipAddress: e.Gossip}
+	setHostCondition(o, &o.Status, v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonJoining, "The host is joining.")
+	return ignoreStale(c.Status().Update(ctx, o))
 }
 
 // report writes this host's own object.

@@ -62,7 +62,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, fmt.Errorf("read tenant %q: %w", req.Name, err)
 	}
 	if !t.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.remove(ctx, t)
+		err := r.remove(ctx, t)
+		if apierrors.IsConflict(err) {
+			return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil // our copy was old
+		}
+		return ctrl.Result{}, err
 	}
 	stored := t.Status.DeepCopy()
 	r.host.learnNames(t)
@@ -137,16 +141,16 @@ func (r *reconciler) remove(ctx context.Context, t *v1alpha1.Tenant) error {
 		}
 	}
 	r.host.stopTenant(t.Name, string(t.UID))
+	if err := retireAudit(r.host.auditDir(), t.Name, string(t.UID)); err != nil {
+		// The object goes all the same: a log that cannot be moved must not keep a
+		// name taken, and a full disk is what a removal may be to help with.
+		r.host.log.Warn("audit log of a removed tenant stays in the place of a new one of that name", "tenant", t.Name, "error", err)
+	}
 	if alone, err := r.leave(ctx, t); err != nil || !alone {
 		return err
 	}
 	if err := r.host.store.Wipe(ctx, string(t.UID)); err != nil {
 		return fmt.Errorf("wipe data of tenant %q: %w", t.Name, err)
-	}
-	if err := retireAudit(r.host.auditDir(), t.Name, string(t.UID)); err != nil {
-		// The object goes all the same: a log that cannot be moved must not keep a
-		// name taken, and a full disk is what a removal may be to help with.
-		r.host.log.Warn("audit log of a removed tenant stays in the place of a new one of that name", "tenant", t.Name, "error", err)
 	}
 	patch := client.MergeFromWithOptions(t.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	t.Finalizers = slices.DeleteFunc(t.Finalizers, func(f string) bool { return f == v1alpha1.TenantFinalizer })
@@ -226,6 +230,9 @@ func (h *Host) status(ctx context.Context, t *v1alpha1.Tenant, run *runner) v1al
 	s.Endpoint = endpoint(t.Spec.Hostname, h.port())
 	s.Version = version.Get().GitVersion
 	state := run.snapshot()
+	if answers := t.Status.Phase == v1alpha1.TenantReady || t.Status.Phase == v1alpha1.TenantMoving; answers && state.phase == v1alpha1.TenantStarting && run.serves() && h.hosts != nil {
+		state.phase, state.reason, state.message = v1alpha1.TenantReady, v1alpha1.ReasonAsExpected, "The API server answers; controllers and scheduler are being taken over."
+	}
 	s.Phase = state.phase
 
 	if h.hosts != nil && len(s.Placement) > int(t.Spec.Replicas) && s.Phase == v1alpha1.TenantReady {
