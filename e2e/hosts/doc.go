@@ -1,0 +1,33 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hosts tests one installation of several hosts: joining, routing, moving,
+// and what happens when hosts are killed, frozen, cut off or restarted. Hosts are the
+// programs that make has built. It imports no package of ours but the API's types.
+//
+// `make e2e-hosts` builds the programs into bin and runs these tests, as root. The
+// test binary starts itself again in a lab, which is a PID, mount and network
+// namespace of its own, and all else lives in there. When the lab's first process
+// ends, however it ends, the kernel ends all others and takes down the networks.
+//
+//	lab            a bridge, 10.78.0.1: clients are here
+//	├── host-a     tenantd in a network namespace, 10.78.0.11:443
+//	├── host-b     10.78.0.12
+//	└── host-c     10.78.0.13
+//
+// Machines do not lose power here: a host that is killed loses its process, and what
+// it wrote to files stays. Workers take no part; package workers has them.
+//
+// # Histories
+//
+// During every fault clients write and read registers, which are ConfigMaps, in
+// several tenants: one client at each host of each tenant, each request with a limit
+// of two seconds. What they saw is checked for linearizability: no acknowledged write
+// is lost, and no read, be it a GET or a LIST out of the watch cache, is older than
+// what somebody has been told before. A write that failed may have happened or not,
+// at any time since.
+//
+// # Figures
+//
+// Nothing is asserted about time. How long joins, moves and failovers took is logged.
+package hosts

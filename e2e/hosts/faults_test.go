@@ -1,0 +1,322 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package hosts
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// recover waits until all is as it was before a fault.
+func (in *installation) recover(t *testing.T, h *history) {
+	t.Helper()
+	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
+	in.awaitWell(t)
+}
+
+// failover adds how long it took until tenants answered through hosts again: those that
+// were on the host with the fault, and the others.
+func (in *installation) failover(t *testing.T, h *history, fault string, at time.Duration, moved []*tenant, through []*host) {
+	t.Helper()
+	for name, took := range h.awaitAnswers(t, at, in.tenants, through...) {
+		whose := "other tenants"
+		if slices.ContainsFunc(moved, func(x *tenant) bool { return x.name == name }) {
+			whose = "its tenants"
+		}
+		in.figures.add(fmt.Sprintf("%s: %s write again through other hosts", fault, whose), took)
+	}
+}
+
+// testKill kills the host with a tenant, the leader of etcd, and both.
+func testKill(t *testing.T, in *installation) {
+	h := in.begin(t)
+	defer h.end(t)
+	kill := func(fault string, victims ...*host) {
+		var theirs []*tenant
+		for _, v := range victims {
+			theirs = append(theirs, in.tenantsOn(t, v)...)
+		}
+		t.Logf("%s: kill %q, which have %d tenants", fault, namesOf(victims), len(theirs))
+		at := h.now()
+		for _, v := range victims {
+			v.kill(t)
+		}
+		if len(victims) == 1 { // of three: a majority is left
+			in.failover(t, h, fault, at, theirs, in.but(t))
+		}
+		began := time.Now()
+		for _, v := range victims {
+			v.start(t)
+		}
+		for _, v := range victims {
+			v.awaitReady(t)
+			in.figures.add(fault+": the host is ready after its start", time.Since(began))
+		}
+		in.recover(t, h)
+	}
+	in.put(t, in.hosts[0], in.tenants[0], in.but(t, in.leader(t))[0])
+	kill("kill a host", in.hostOf(t, in.tenants[0]))
+	kill("kill the leader of etcd", in.leader(t))
+	leader := in.leader(t)
+	victim := in.but(t, leader)[0]
+	in.put(t, leader, in.tenants[0], victim)
+	kill("kill a host and the leader", victim, leader)
+}
+
+// testFreeze stops a host with its tenants' controllers and lets it go on when others
+// have them.
+func testFreeze(t *testing.T, in *installation) {
+	frozen := in.hosts[1]
+	x := in.tenants[0]
+	in.put(t, in.hosts[0], x, frozen)
+	theirs := in.tenantsOn(t, frozen)
+	others := in.but(t, frozen)
+	etcd := others[0].etcd(t)
+	in.stir(t, x, others[0])
+	eventually(t, "the controllers work", func() error { return in.controllersOn(t, x, time.Now().Add(-time.Second), frozen) })
+
+	h := in.begin(t)
+	defer h.end(t)
+	mark := frozen.log.mark()
+	at, when := h.now(), time.Now()
+	frozen.freeze(t)
+	in.failover(t, h, "freeze a host", at, theirs, others)
+	var heir *host
+	eventually(t, "another host has the lead", func() error {
+		name, err := in.lead(etcd, x)
+		if err == nil && name == frozen.name {
+			err = fmt.Errorf("%s still has it", name)
+		}
+		if err == nil {
+			heir = in.host(t, name)
+		}
+		return err
+	})
+	eventually(t, "its controllers work", func() error { return in.controllersOn(t, x, when, heir) })
+	in.figures.add("freeze a host: controllers work elsewhere", time.Since(when))
+	time.Sleep(time.Until(when.Add(20 * time.Second))) // long beyond every lease
+	frozen.thaw(t)
+	frozen.log.says(t, mark, "another host has", x.name)
+	in.recover(t, h)
+
+	in.onlyOneWrote(t, x, when, frozen, heir)
+}
+
+// stir has a tenant's controllers write all the time, until the test ends: a
+// Deployment without pods changes, through one host.
+func (in *installation) stir(t *testing.T, x *tenant, via *host) {
+	t.Helper()
+	name := "stirred-" + strings.ToLower(t.Name()[strings.LastIndex(t.Name(), "/")+1:])
+	labels := map[string]string{"app": name}
+	deployments := x.client(t, via).AppsV1().Deployments("default")
+	eventually(t, "there is a Deployment in "+x.name, func() error {
+		_, err := deployments.Create(t.Context(), &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: appsv1.DeploymentSpec{Replicas: new(int32), Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "c"}}},
+			}},
+		}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for n := 1; ctx.Err() == nil; n++ {
+			patch := fmt.Sprintf(`{"spec":{"minReadySeconds":%d}}`, n)
+			limited, stop := context.WithTimeout(ctx, requestLimit)
+			deployments.Patch(limited, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}) // during a fault it may fail
+			stop()
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
+// controllersOn says whether a tenant's controllers have written on a host since.
+func (in *installation) controllersOn(t testing.TB, x *tenant, since time.Time, h *host) error {
+	for _, l := range in.byControllers(t, x, since) {
+		if l.host == h.name {
+			return nil
+		}
+	}
+	return fmt.Errorf("none of %s's controllers have written on %s", x.name, h.name)
+}
+
+// testPartition cuts a host off from the others, which clients go on reaching.
+func testPartition(t *testing.T, in *installation) {
+	victim, x := in.hosts[2], in.tenants[0]
+	others := in.but(t, victim)
+	h := in.begin(t)
+	defer h.end(t)
+	in.stir(t, x, others[0])
+	for _, d := range []direction{both, incoming, outgoing} {
+		in.put(t, others[0], x, victim)
+		theirs := in.tenantsOn(t, victim)
+		at, when := h.now(), time.Now()
+		victim.cut(t, d, others...)
+		fault := fmt.Sprintf("cut a host off (%s)", d)
+		in.failover(t, h, fault, at, theirs, others)
+		etcd := others[0].etcd(t)
+		var heir *host
+		eventually(t, "another host has the lead", func() error {
+			name, err := in.lead(etcd, x)
+			if err == nil && name == victim.name {
+				err = fmt.Errorf("%s still has it", name)
+			}
+			if err == nil {
+				heir = in.host(t, name)
+			}
+			return err
+		})
+		eventually(t, "its controllers work", func() error { return in.controllersOn(t, x, when, heir) })
+		if !victim.running() {
+			t.Fatalf("%s ended: %v\n%s", victim.name, victim.cmd.ProcessState, victim.log.tail(20))
+		}
+		if err := victim.probe("/livez"); err != nil {
+			t.Errorf("%s, cut off: %v", victim.name, err)
+		}
+		healed := h.now()
+		victim.heal(t)
+		for _, took := range h.awaitAnswers(t, healed, in.tenants, in.hosts...) {
+			in.figures.add(fault+": all answer through all hosts after the healing", took)
+		}
+		in.awaitWell(t)
+		in.onlyOneWrote(t, x, when, victim, heir)
+	}
+}
+
+// onlyOneWrote wants no controllers of a tenant to have written on a host after those
+// on its heir had begun.
+func (in *installation) onlyOneWrote(t testing.TB, x *tenant, since time.Time, lost, heir *host) {
+	t.Helper()
+	var begun time.Time
+	var late []time.Duration // since the heir's began
+	for _, l := range in.byControllers(t, x, since) {
+		switch {
+		case l.host == heir.name && begun.IsZero():
+			begun = l.Received
+		case l.host == lost.name && !begun.IsZero():
+			late = append(late, l.Received.Sub(begun))
+		}
+	}
+	if begun.IsZero() {
+		t.Errorf("no write of %s's controllers on %s is in the audit log", x.name, heir.name)
+	}
+	if len(late) > 0 {
+		t.Errorf("%s's controllers on %s wrote %d times after those on %s had begun, %s after the fault: from %s to %s later",
+			x.name, lost.name, len(late), heir.name, begun.Sub(since), late[0], late[len(late)-1])
+	}
+}
+
+// testQuorumLost kills two of three hosts.
+func testQuorumLost(t *testing.T, in *installation) {
+	left, x := in.hosts[0], in.tenants[0]
+	in.put(t, left, x, left)
+	c := x.client(t, left)
+	h := in.begin(t)
+	defer h.end(t)
+	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
+	for _, victim := range in.but(t, left) {
+		victim.kill(t)
+	}
+	// Out of what the API server knows, which is all that is left to read.
+	for range 3 {
+		_, err := c.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil {
+			t.Errorf("a read that needs no majority: %v", err)
+		}
+		time.Sleep(3 * time.Second) // longer than leases live
+	}
+	// By a client that waits for as long as it takes.
+	patient := newRegisterClient(t, x, left)
+	patient.http.Timeout = patience
+	began := time.Now()
+	_, err := patient.do(t.Context(), http.MethodPut, "of-nobody", object("of-nobody", "1"))
+	if err == nil {
+		t.Error("a write without a majority was acknowledged")
+	} else if s, ok := err.(*statusError); !ok {
+		t.Errorf("a write without a majority has no answer: %v", err)
+	} else {
+		t.Logf("a write without a majority was refused after %s: %d: %s", time.Since(began).Round(time.Millisecond), s.code, bytes.TrimSpace([]byte(s.answer)))
+	}
+	if !left.running() {
+		t.Fatalf("%s ended: %v\n%s", left.name, left.cmd.ProcessState, left.log.tail(20))
+	}
+	if err := left.probe("/livez"); err != nil {
+		t.Errorf("without a majority: %v", err)
+	}
+	t.Logf("readiness without a majority: %v", left.probe("/readyz"))
+
+	at := h.now()
+	in.hosts[1].start(t)
+	in.hosts[1].awaitReady(t)
+	in.figures.add("quorum lost: the second host is ready after its start", h.now()-at)
+	for _, took := range h.awaitAnswers(t, at, in.tenants, left, in.hosts[1]) {
+		in.figures.add("quorum lost: tenants write again after the start of the second host", took)
+	}
+	in.hosts[2].start(t)
+	in.hosts[2].awaitReady(t)
+	in.recover(t, h)
+}
+
+// testRollingRestart restarts one host after the other, in order.
+func testRollingRestart(t *testing.T, in *installation) {
+	h := in.begin(t)
+	type span struct {
+		host     string
+		from, to time.Duration
+	}
+	var away []span
+	for _, host := range in.hosts {
+		from := h.now()
+		host.stop(t)
+		in.figures.add("restart: a host stops in order", h.now()-from)
+		started := h.now()
+		host.start(t)
+		host.awaitReady(t)
+		in.figures.add("restart: a host is ready after its start", h.now()-started)
+		in.recover(t, h)
+		away = append(away, span{host.name, from, h.now()})
+	}
+	failed := h.end(t)
+	// Who uses the host that is away has to use another one.
+	failed = slices.DeleteFunc(failed, func(op operation) bool {
+		return slices.ContainsFunc(away, func(s span) bool { return op.host == s.host && op.end >= s.from && op.begin <= s.to })
+	})
+	logFailed(t, failed)
+	t.Logf("%d requests through hosts that were not being restarted failed", len(failed))
+}
+
+// logFailed logs what requests failed with, and how often.
+func logFailed(t testing.TB, failed []operation) {
+	t.Helper()
+	for i, op := range failed {
+		if i == 20 {
+			t.Logf("… and %d more", len(failed)-i)
+			break
+		}
+		t.Logf("%s: %s of %s through %s: %v", op.begin.Round(time.Millisecond), op.kind, op.tenant, op.host, op.err)
+	}
+}

@@ -1,0 +1,419 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build e2e
+
+package hosts
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+const (
+	// domain is the zone of all names.
+	domain = "hosts.test"
+	// clients is the address that clients have, if they do not choose another.
+	clients = "10.78.0.1"
+	// otherClient is that other one.
+	otherClient = "10.78.0.2"
+)
+
+// patience is how long a test waits for what must happen: far beyond what it
+// takes on an idle machine, since a test must not fail because its machine is busy.
+const patience = 2 * time.Minute
+
+// lab is a network that hosts are on.
+type lab struct {
+	t   testing.TB
+	dir string
+}
+
+// newLab makes the network.
+func newLab(t testing.TB) *lab {
+	t.Helper()
+	l := &lab{t: t, dir: os.Getenv(labVariable)}
+	l.ip("link set lo up")
+	l.ip("link add lab type bridge")
+	t.Cleanup(func() { exec.Command("ip", "link", "delete", "lab").Run() })
+	l.ip("address add " + clients + "/24 dev lab")
+	l.ip("address add " + otherClient + "/24 dev lab")
+	l.ip("link set lab up")
+	return l
+}
+
+// ip runs ip.
+func (l *lab) ip(args string) {
+	l.t.Helper()
+	execute(l.t, exec.Command("ip", strings.Fields(args)...)).must(l.t, "ip "+args)
+}
+
+// host is a machine with tenantd.
+type host struct {
+	lab     *lab
+	name    string
+	address string // of the machine
+	dir     string // --data-dir
+	log     *logBuffer
+	process
+}
+
+// process is the tenantd that runs, or ran last. The zero value is none.
+type process struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed after it has ended
+	frozen bool
+}
+
+// newHost makes a machine, on which nothing runs as yet. The number is the last of its
+// address.
+func (l *lab) newHost(name string, number int) *host {
+	l.t.Helper()
+	h := &host{lab: l, name: name, address: fmt.Sprintf("10.78.0.%d", number), dir: filepath.Join(l.dir, name), log: &logBuffer{}}
+	l.ip("netns add " + name)
+	l.t.Cleanup(func() { exec.Command("ip", "netns", "delete", name).Run() })
+	l.ip("link add " + name + " type veth peer name eth0 netns " + name)
+	l.ip("link set " + name + " master lab up")
+	for _, args := range []string{"link set lo up", "address add " + h.address + "/24 dev eth0", "link set eth0 up", "route add default via " + clients} {
+		l.ip("-n " + name + " " + args)
+	}
+	l.t.Cleanup(func() {
+		h.end()
+		if l.t.Failed() {
+			file := filepath.Join(os.TempDir(), "tenantd-e2e-"+name+".log")
+			l.t.Logf("the log of %s, in full in %s (%v):\n%s", name, file, os.WriteFile(file, []byte(h.log.String()), 0o600), h.log.tail(10))
+		}
+	})
+	return h
+}
+
+// port is where the host's one port is.
+func (h *host) port() string { return h.address + ":443" }
+
+// start starts tenantd.
+func (h *host) start(t testing.TB, args ...string) {
+	t.Helper()
+	if h.running() {
+		t.Fatalf("%s runs already", h.name)
+	}
+	args = append([]string{"--net=/run/netns/" + h.name, bin(t, "tenantd"), "run", "--data-dir", h.dir, "--domain", domain, "--name", h.name,
+		"--listen", h.port(), "--advertise-address", h.address, "--health-listen", h.address + ":8080",
+		"--peer-listen", h.address + ":2380", "--gossip-listen", h.address + ":7946"}, args...)
+	cmd := exec.Command("nsenter", args...)
+	cmd.Stdout, cmd.Stderr = h.log, h.log
+	fmt.Fprintf(h.log, "--- %s starts\n", h.name)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	h.process = process{cmd: cmd, exited: exited}
+	go func() {
+		cmd.Wait() // what it ended with is in cmd
+		close(exited)
+	}()
+}
+
+// running reports whether tenantd runs.
+func (h *host) running() bool {
+	if h.cmd == nil {
+		return false
+	}
+	select {
+	case <-h.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// awaitReady waits until /readyz says so.
+func (h *host) awaitReady(t testing.TB) {
+	t.Helper()
+	eventually(t, h.name+" is ready", func() error {
+		if !h.running() {
+			t.Fatalf("%s ended: %v\n%s", h.name, h.cmd.ProcessState, h.log.tail(20))
+		}
+		return h.probe("/readyz")
+	})
+}
+
+// probe asks the health address.
+func (h *host) probe(path string) error {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + h.address + ":8080" + path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s of %s: %s: %s", path, h.name, resp.Status, bytes.TrimSpace(body))
+	}
+	return nil
+}
+
+// kill ends tenantd without warning.
+func (h *host) kill(t testing.TB) {
+	t.Helper()
+	if err := h.cmd.Process.Kill(); err != nil {
+		t.Fatalf("kill %s: %v", h.name, err)
+	}
+	<-h.exited
+	fmt.Fprintf(h.log, "--- %s was killed\n", h.name)
+}
+
+// freeze stops all of tenantd where it is, until thaw.
+func (h *host) freeze(t testing.TB) {
+	t.Helper()
+	if err := h.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatalf("freeze %s: %v", h.name, err)
+	}
+	h.frozen = true
+}
+
+func (h *host) thaw(t testing.TB) {
+	t.Helper()
+	if err := h.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatalf("thaw %s: %v", h.name, err)
+	}
+	h.frozen = false
+}
+
+// stop ends tenantd with SIGTERM, which must go well.
+func (h *host) stop(t testing.TB) {
+	t.Helper()
+	h.cmd.Process.Signal(syscall.SIGTERM) // if it has ended by itself, the exit code says so
+	if code := h.wait(t); code != 0 {
+		t.Fatalf("after SIGTERM %s exited with %d\n%s", h.name, code, h.log.tail(20))
+	}
+}
+
+// wait waits until tenantd has ended and returns its exit code.
+func (h *host) wait(t testing.TB) int {
+	t.Helper()
+	select {
+	case <-h.exited:
+	case <-time.After(patience):
+		t.Fatalf("%s goes on after %s\n%s", h.name, patience, h.log.tail(20))
+	}
+	return h.cmd.ProcessState.ExitCode()
+}
+
+// end ends tenantd whatever state it is in.
+func (h *host) end() {
+	if h.running() {
+		h.cmd.Process.Kill()
+		<-h.exited
+	}
+}
+
+// wipe takes the host's disk away.
+func (h *host) wipe(t testing.TB) {
+	t.Helper()
+	if err := os.RemoveAll(h.dir); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// direction is which packets between hosts a host loses.
+type direction string
+
+const (
+	both     direction = "both"
+	incoming direction = "incoming" // it is heard, and hears nothing
+	outgoing direction = "outgoing" // it hears, and is not heard
+)
+
+// cut cuts a host off from others; clients go on reaching it.
+func (h *host) cut(t testing.TB, d direction, from ...*host) {
+	t.Helper()
+	var all []string
+	for _, other := range from {
+		all = append(all, other.address)
+	}
+	addresses := strings.Join(all, ", ")
+	rules := "table ip cut {\n"
+	if d == both || d == incoming {
+		rules += "chain in { type filter hook input priority 0; ip saddr { " + addresses + " } drop; }\n"
+	}
+	if d == both || d == outgoing {
+		rules += "chain out { type filter hook output priority 0; ip daddr { " + addresses + " } drop; }\n"
+	}
+	execute(t, exec.Command("nsenter", "--net=/run/netns/"+h.name, "nft", "-f", "-"), rules+"}\n").must(t, "cut "+h.name+" off")
+	fmt.Fprintf(h.log, "--- %s is cut off: %s\n", h.name, d)
+}
+
+// heal ends what cut did.
+func (h *host) heal(t testing.TB) {
+	t.Helper()
+	execute(t, exec.Command("nsenter", "--net=/run/netns/"+h.name, "nft", "flush ruleset")).must(t, "heal "+h.name)
+	fmt.Fprintf(h.log, "--- %s is healed\n", h.name)
+}
+
+// dial reaches the host's one port, whatever address is asked for, from a client's
+// address or, if that is empty, from any.
+func (h *host) dial(from string) func(context.Context, string, string) (net.Conn, error) {
+	d := &net.Dialer{}
+	if from != "" {
+		d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return d.DialContext(ctx, network, h.port())
+	}
+}
+
+// etcd is a client of the host's part of etcd, without TLS and credentials, as the
+// daemon itself has it.
+func (h *host) etcd(t testing.TB) *clientv3.Client {
+	t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(h.dir, "run", "*.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets of the store of %s: %q, %v", h.name, sockets, err)
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + sockets[0]}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// tenantctl runs tenantctl against the host.
+func (h *host) tenantctl(t testing.TB, args ...string) result {
+	t.Helper()
+	cmd := exec.Command(bin(t, "tenantctl"), args...)
+	cmd.Env = append(os.Environ(), "TENANTCTL_KUBECONFIG="+filepath.Join(h.dir, "admin.kubeconfig"))
+	return execute(t, cmd)
+}
+
+// mustTenantctl is tenantctl for what must succeed; it returns its output.
+func (h *host) mustTenantctl(t testing.TB, args ...string) string {
+	t.Helper()
+	return h.tenantctl(t, args...).must(t, "tenantctl "+strings.Join(args, " "))
+}
+
+// bin is the path of a program that make has built.
+func bin(t testing.TB, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("..", "..", "bin", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// result is what a command left.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+// execute runs a command, with input if there is some, and returns what it left,
+// whatever that is.
+func execute(t testing.TB, cmd *exec.Cmd, input ...string) result {
+	t.Helper()
+	if len(input) > 0 {
+		cmd.Stdin = strings.NewReader(strings.Join(input, ""))
+	}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(2*patience, func() { cmd.Process.Kill() })
+	defer late.Stop()
+	cmd.Wait() // the exit code says it
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// must is the output of a command that must have succeeded.
+func (r result) must(t testing.TB, what string) string {
+	t.Helper()
+	if r.code != 0 {
+		t.Fatalf("%s: exit code %d\n%s%s", what, r.code, r.stdout, r.stderr)
+	}
+	return r.stdout
+}
+
+// eventually repeats check until it succeeds.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// logBuffer keeps what a process writes.
+type logBuffer struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// mark is a place in the log, for since.
+func (b *logBuffer) mark() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Len()
+}
+
+// says waits until the log has said something since a mark.
+func (b *logBuffer) says(t testing.TB, mark int, words ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the log says %q", words), func() error {
+		for line := range strings.Lines(b.String()[mark:]) {
+			all := true
+			for _, w := range words {
+				all = all && strings.Contains(line, w)
+			}
+			if all {
+				return nil
+			}
+		}
+		return errors.New("it does not")
+	})
+}
+
+// tail returns the last n lines.
+func (b *logBuffer) tail(n int) string {
+	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
