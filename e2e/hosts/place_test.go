@@ -95,15 +95,21 @@ func testReplicas(t *testing.T, in *installation) {
 	h := in.begin(t)
 	defer h.end(t)
 	etcd := via.etcd(t)
-	name, err := in.lead(etcd, x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lead := in.host(t, name)
-	other := pair[0]
-	if lead == other {
-		other = pair[1]
-	}
+	var lead, other *host
+	eventually(t, "one of the two has the lead", func() error {
+		name, err := in.lead(etcd, x)
+		switch {
+		case err != nil:
+			return err
+		case name == pair[0].name:
+			lead, other = pair[0], pair[1]
+		case name == pair[1].name:
+			lead, other = pair[1], pair[0]
+		default:
+			return fmt.Errorf("%s has it", name) // where it was before
+		}
+		return nil
+	})
 	since := time.Now()
 	eventually(t, "the controllers work", func() error { return in.controllersOn(t, x, since, lead) })
 	time.Sleep(2 * time.Second) // for what must not come
