@@ -7,9 +7,14 @@ package hosts
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -236,25 +241,27 @@ func testQuorumLost(t *testing.T, in *installation) {
 	in.put(t, left, x, left)
 	c := x.client(t, left)
 	h := in.begin(t)
-	defer h.end(t)
 	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
 	for _, victim := range in.but(t, left) {
 		victim.kill(t)
-	}
-	// Out of what the API server knows, which is all that is left to read.
-	for range 3 {
-		_, err := c.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		if err != nil {
-			t.Errorf("a read that needs no majority: %v", err)
-		}
-		time.Sleep(3 * time.Second) // longer than leases live
 	}
 	// By a client that waits for as long as it takes.
 	patient := newRegisterClient(t, x, left)
 	patient.http.Timeout = patience
 	began := time.Now()
-	_, err := patient.do(t.Context(), http.MethodPut, "of-nobody", object("of-nobody", "1"))
-	if err == nil {
+	refused := make(chan error, 1)
+	go func() {
+		_, err := patient.do(context.Background(), http.MethodPut, "of-nobody", object("of-nobody", "1"))
+		refused <- err
+	}()
+	// Out of what the API server knows, which is all that is left to read.
+	for range 4 {
+		time.Sleep(2 * time.Second) // in all, longer than leases live
+		if _, err := c.CoreV1().ConfigMaps("default").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil {
+			t.Errorf("a read that needs no majority: %v", err)
+		}
+	}
+	if err := <-refused; err == nil {
 		t.Error("a write without a majority was acknowledged")
 	} else if s, ok := err.(*statusError); !ok {
 		t.Errorf("a write without a majority has no answer: %v", err)
@@ -279,6 +286,7 @@ func testQuorumLost(t *testing.T, in *installation) {
 	in.hosts[2].start(t)
 	in.hosts[2].awaitReady(t)
 	in.recover(t, h)
+	logFailed(t, slices.DeleteFunc(h.end(t), func(op operation) bool { return op.host != left.name || op.begin > at }))
 }
 
 // testRollingRestart restarts one host after the other, in order.
@@ -312,11 +320,24 @@ func testRollingRestart(t *testing.T, in *installation) {
 // logFailed logs what requests failed with, and how often.
 func logFailed(t testing.TB, failed []operation) {
 	t.Helper()
-	for i, op := range failed {
-		if i == 20 {
-			t.Logf("… and %d more", len(failed)-i)
-			break
+	type why struct{ tenant, err string }
+	counts, first, through := map[why]int{}, map[why]time.Duration{}, map[why]map[string]bool{}
+	for _, op := range failed {
+		err := op.err
+		if e, ok := errors.AsType[*url.Error](err); ok {
+			err = e.Err // the address is no news
 		}
-		t.Logf("%s: %s of %s through %s: %v", op.begin.Round(time.Millisecond), op.kind, op.tenant, op.host, op.err)
+		w := why{op.tenant, numbers.ReplaceAllString(err.Error(), "#")}
+		if counts[w]++; counts[w] == 1 {
+			first[w], through[w] = op.begin, map[string]bool{}
+		}
+		through[w][op.host] = true
+	}
+	for _, w := range slices.SortedFunc(maps.Keys(counts), func(a, b why) int { return cmp.Compare(first[a], first[b]) }) {
+		t.Logf("%d requests to %s through %q failed, the first %s after the beginning: %.300s",
+			counts[w], w.tenant, slices.Sorted(maps.Keys(through[w])), first[w].Round(time.Millisecond), w.err)
 	}
 }
+
+// numbers are what tells one failure from another of its kind, such as a client's port.
+var numbers = regexp.MustCompile(`[0-9]+`)
