@@ -156,6 +156,10 @@ func memoryInUse() int64 {
 // the starts and stops of tenants are over.
 const quietAfter = 4
 
+// aloneLooks is after how many looks a host that runs alone, whose Host object nobody
+// waits for, writes that anew.
+const aloneLooks = 12
+
 // reportStatus keeps systemd's status line true, and gives memory back to the
 // system when tenants have started or stopped: assembling a control plane needs
 // more than the control plane, and Go would keep it for the next one.
@@ -163,11 +167,16 @@ func (h *Host) reportStatus(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
 	last, unchanged := "", 0
-	for {
+	for ready, looks := h.ready, 0; ; looks++ {
 		select {
 		case <-ctx.Done():
 			return
+		case <-ready:
+			ready, looks = nil, 0
 		case <-tick.C:
+		}
+		if h.hosts == nil && ready == nil && looks%aloneLooks == 0 {
+			h.reportHost(ctx)
 		}
 		if unchanged++; unchanged == quietAfter {
 			debug.FreeOSMemory()

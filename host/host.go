@@ -88,6 +88,7 @@ type Host struct {
 
 	route func()        // starts to route connections; later calls do nothing
 	ready chan struct{} // closed when the host is ready
+	load  loadMeter
 	began time.Time
 
 	mu        sync.Mutex // guards what follows

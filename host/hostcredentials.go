@@ -106,6 +106,9 @@ func (c *hostCredentials) token(ctx context.Context, req *v1alpha1.HostTokenRequ
 	if err := letHostsJoin(ctx, plane); err != nil {
 		return err
 	}
+	if err := forgetExpired(ctx, plane); err != nil {
+		h.log.Warn("tokens that have expired are still there; they let nobody in", "error", err)
+	}
 	id, secret := pki.BootstrapToken()
 	expires := time.Now().Add(time.Duration(req.Spec.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
 	_, err = plane.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
@@ -136,6 +139,24 @@ func (c *hostCredentials) token(ctx context.Context, req *v1alpha1.HostTokenRequ
 	}
 	h.log.Info("made a token for a host", "token", id, "expires", expires)
 	return nil
+}
+
+// forgetExpired deletes tokens that have expired: the system plane has no controller
+// that would.
+func forgetExpired(ctx context.Context, plane kubernetes.Interface) error {
+	secrets := plane.CoreV1().Secrets(metav1.NamespaceSystem)
+	all, err := secrets.List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(bootstrapapi.SecretTypeBootstrapToken)})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range all.Items {
+		expires, err := time.Parse(time.RFC3339, string(s.Data[bootstrapapi.BootstrapTokenExpirationKey]))
+		if err != nil || time.Now().After(expires) {
+			errs = append(errs, secrets.Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}}))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // join makes room for a new host, takes its token back and fills in req's status.

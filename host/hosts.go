@@ -83,7 +83,6 @@ type hosts struct {
 
 	poked   chan struct{} // wakes the placement
 	leading atomic.Bool   // this host does the placement
-	load    loadMeter
 
 	mu      sync.Mutex   // guards what follows, and that what is told last is the latest
 	hosts   []string     // what tenants were told last
@@ -302,7 +301,7 @@ func (s *hosts) run(ctx context.Context) {
 	defer tick.Stop()
 	for ready := s.host.ready; ; {
 		s.tell()
-		s.report(ctx)
+		s.host.reportHost(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -365,7 +364,7 @@ func (s *hosts) record() gossip.Record {
 	h := s.host
 	r := gossip.Record{
 		Address: h.ownAddress(), PeerAddress: h.cfg.Peer.Advertise, Version: h.version, Role: gossip.RoleVoter,
-		Load: s.load.measure(),
+		Load: h.load.measure(),
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -491,11 +490,10 @@ func (h *Host) role() v1alpha1.HostRole {
 
 // loadMeter measures what this process and machine use.
 type loadMeter struct {
-	mu     sync.Mutex // guards what follows
-	when   time.Time
-	cpu    time.Duration
-	mean   float64 // cores, averaged over loadWindow
-	latest gossip.Load
+	mu   sync.Mutex // guards what follows
+	when time.Time
+	cpu  time.Duration
+	mean float64 // cores, averaged over loadWindow
 }
 
 // measure returns the load since it was last called, averaged.
@@ -513,13 +511,5 @@ func (m *loadMeter) measure() gossip.Load {
 	}
 	m.when, m.cpu = now, cpu
 	used, total := machineMemory()
-	m.latest = gossip.Load{CPU: int64(m.mean * 1000), Cores: int64(processors()), MemoryUsed: used, MemoryTotal: total}
-	return m.latest
-}
-
-// last is what measure returned last.
-func (m *loadMeter) last() gossip.Load {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.latest
+	return gossip.Load{CPU: int64(m.mean * 1000), Cores: int64(processors()), MemoryUsed: used, MemoryTotal: total}
 }

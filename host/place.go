@@ -343,34 +343,44 @@ func (s *hosts) announce(ctx context.Context, e hostEntry) error {
 	return ignoreStale(c.Status().Update(ctx, o))
 }
 
-// report writes this host's own object.
-func (s *hosts) report(ctx context.Context) {
-	c, err := s.host.tenantClient()
+// reportHost writes this host's own object.
+func (h *Host) reportHost(ctx context.Context) {
+	c, err := h.tenantClient()
 	if err != nil {
 		return // the system plane is starting
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if err := s.writeOwn(ctx, c); err != nil && ctx.Err() == nil {
-		s.host.log.Debug("this host's object is not up to date", "error", err)
+	if err := h.writeHost(ctx, c); err != nil && ctx.Err() == nil {
+		h.log.Debug("this host's object is not up to date", "error", err)
 	}
 }
 
-func (s *hosts) writeOwn(ctx context.Context, c client.Client) error {
-	h := s.host
+func (h *Host) writeHost(ctx context.Context, c client.Client) error {
 	o := &v1alpha1.Host{}
 	err := c.Get(ctx, client.ObjectKey{Name: h.name}, o)
 	if apierrors.IsNotFound(err) {
-		if !slices.ContainsFunc(s.inEtcd(ctx), func(m storage.Member) bool { return m.Name == h.name }) {
+		members, err := h.store.Members(ctx)
+		if err != nil {
+			return err
+		}
+		if h.hosts != nil && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.Name == h.name }) {
 			return nil // removed, and about to notice
 		}
-		o.Name, o.Finalizers = h.name, []string{v1alpha1.HostFinalizer}
-		err = c.Create(ctx, o)
-	}
-	if err != nil {
+		o.Name = h.name
+		if err := c.Create(ctx, o); err != nil {
+			return err
+		}
+	} else if err != nil {
 		return err
 	}
-	e, load, lag := h.entry(), s.load.last(), h.store.Lag()
+	if h.hosts != nil && o.DeletionTimestamp.IsZero() && !slices.Contains(o.Finalizers, v1alpha1.HostFinalizer) {
+		o.Finalizers = append(o.Finalizers, v1alpha1.HostFinalizer)
+		if err := c.Update(ctx, o); err != nil {
+			return err
+		}
+	}
+	e, load, lag := h.entry(), h.load.measure(), h.store.Lag()
 	st := &o.Status
 	st.Address, st.PeerAddress, st.GossipAddress = e.Address, e.Peer, e.Gossip
 	st.Role, st.Version = h.role(), h.version
@@ -378,16 +388,14 @@ func (s *hosts) writeOwn(ctx context.Context, c client.Client) error {
 	st.Memory = v1alpha1.HostMemory{Used: wholeMiB(load.MemoryUsed), Total: wholeMiB(load.MemoryTotal)}
 	st.Etcd = &v1alpha1.HostEtcd{Leader: h.store.Leader(), Lag: int64(lag.Committed - lag.Applied)}
 	st.HeartbeatTime = metav1.Now()
-	return ignoreStale(c.Status().Update(ctx, o))
-}
-
-// inEtcd are the members of etcd; none if they cannot be told.
-func (s *hosts) inEtcd(ctx context.Context) []storage.Member {
-	members, err := s.host.store.Members(ctx)
-	if err != nil {
-		return nil
+	if h.hosts == nil { // otherwise the one that places says so
+		h.mu.Lock()
+		n := int32(len(h.runners))
+		h.mu.Unlock()
+		st.State, st.Tenants, st.ObservedGeneration = v1alpha1.HostReady, &n, o.Generation
+		setHostCondition(o, st, v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "The host runs alone.")
 	}
-	return members
+	return ignoreStale(c.Status().Update(ctx, o))
 }
 
 func setHostCondition(o *v1alpha1.Host, s *v1alpha1.HostStatus, kind string, status metav1.ConditionStatus, reason, message string) {
