@@ -74,7 +74,7 @@ func (c *hostCredentials) answer(r *http.Request, name, subresource string) (any
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("read request: %v", err))
 	}
 	if c.host.hosts == nil {
-		return nil, apierrors.NewBadRequest("this host runs alone: give it an --advertise-address that others can reach, or --peer-listen and --gossip-listen, and restart it")
+		return nil, apierrors.NewBadRequest("this host runs alone: restart it with --peer-listen and --gossip-listen, at an address that the others can reach")
 	}
 	switch subresource {
 	case v1alpha1.HostTokenSubresource:
