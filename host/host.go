@@ -267,11 +267,14 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	case err := <-routing:
 		failure = fmt.Errorf("router ended: %w", err)
 	}
-	// 7. Stop: new connections first (with a socket from systemd they wait for the
+	// 7. Stop: tenants go to other hosts; then new connections (with a socket from systemd they wait for the
 	// next start), then the tenants, then the system plane.
 	h.log.Info("stopping")
 	h.systemd.say(daemon.SdNotifyStopping + "\nSTATUS=Stopping: tenants finish their requests")
 	h.setProblem("stopping")
+	if h.hosts != nil && failure == nil {
+		h.hosts.drain()
+	}
 	h.router.Close()
 	h.stopTenants()
 	stopWork(nil)

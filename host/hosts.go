@@ -81,8 +81,9 @@ type hosts struct {
 	gossip    *gossip.Gossip
 	leads     *leads
 
-	poked   chan struct{} // wakes the placement
-	leading atomic.Bool   // this host does the placement
+	poked    chan struct{} // wakes the placement
+	leading  atomic.Bool   // this host does the placement
+	draining atomic.Bool   // this host stops
 
 	mu      sync.Mutex   // guards what follows, and that what is told last is the latest
 	hosts   []string     // what tenants were told last
@@ -241,6 +242,8 @@ func (h *Host) openHosts(ctx context.Context) (_ *hosts, err error) {
 		return nil, err
 	}
 	s.leads = newLeads(h.store.Client(), h.name, h.log)
+	// Two hosts that place tenants write one after the other, or not at all.
+	s.leads.gone = func(what, name string) bool { return what == placementLead && s.isGone(name) }
 	s.gossip, err = gossip.Start(gossip.Config{
 		Name: h.name, Installation: h.dir.id.ID, Key: s.gossipKey,
 		Listen: h.cfg.Gossip.Listen, Advertise: h.cfg.Gossip.Advertise,
@@ -301,6 +304,7 @@ func (s *hosts) run(ctx context.Context) {
 	defer tick.Stop()
 	for ready := s.host.ready; ; {
 		s.tell()
+		s.checkQuorum()
 		s.host.reportHost(ctx)
 		select {
 		case <-ctx.Done():
@@ -309,6 +313,24 @@ func (s *hosts) run(ctx context.Context) {
 			ready = nil
 		case <-tick.C:
 		}
+	}
+}
+
+// noQuorum is what a host says that cannot write.
+const noQuorum = "too few hosts are alive, or reach each other: nothing can be written"
+
+// checkQuorum has the host be ready while there is somebody to write for it.
+func (s *hosts) checkQuorum() {
+	known := s.host.store.Lag().LeaderKnown
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	switch {
+	case !known && s.host.problem == "":
+		s.host.problem = noQuorum
+		s.host.log.Error(noQuorum)
+	case known && s.host.problem == noQuorum:
+		s.host.problem = ""
+		s.host.log.Info("enough hosts are alive again")
 	}
 }
 
@@ -368,7 +390,7 @@ func (s *hosts) record() gossip.Record {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r.Draining = h.stopping
+	r.Draining = s.draining.Load()
 	for _, run := range h.runners {
 		names := []string{run.spec.Hostname}
 		if k := run.spec.KonnectivityHostname; k != "" {
@@ -439,6 +461,41 @@ func (s *hosts) routes() (names map[string]sni.Remote, members []netip.Addr, gon
 		}
 	}
 	return names, members, gone
+}
+
+// isGone reports whether a host is known and does not live; of nobody it says so.
+func (s *hosts) isGone(name string) bool {
+	if name == "" {
+		return true
+	}
+	i := slices.IndexFunc(s.gossip.Hosts(), func(other gossip.Host) bool { return other.Name == name })
+	return i >= 0 && s.gossip.Hosts()[i].State != gossip.Alive
+}
+
+// drainPatience bounds the time that tenants have to go to other hosts when this one
+// stops.
+const drainPatience = 30 * time.Second
+
+// drain has this host's tenants go to others, if there are any that take them, and
+// returns when they are gone.
+func (s *hosts) drain() {
+	s.draining.Store(true)
+	s.tell()
+	others := func() bool {
+		return slices.ContainsFunc(s.gossip.Hosts(), func(other gossip.Host) bool {
+			return other.Name != s.host.name && other.State == gossip.Alive && !other.Record.Draining
+		})
+	}
+	if len(s.host.running()) == 0 || !others() {
+		return
+	}
+	s.host.log.Info("tenants go to other hosts", "atMost", drainPatience)
+	for end := time.Now().Add(drainPatience); len(s.host.running()) > 0; time.Sleep(50 * time.Millisecond) {
+		if !others() || time.Now().After(end) {
+			s.host.log.Warn("tenants are still here, and stop with this host", "tenants", len(s.host.running()))
+			return
+		}
+	}
 }
 
 // elsewhere reports whether a tenant answers on another host.

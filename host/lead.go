@@ -35,6 +35,9 @@ type leads struct {
 	client *clientv3.Client
 	name   string // of this host
 	log    *slog.Logger
+	// gone reports whether a host that leads is known to be gone, and what it leads is
+	// harmless in two hands for a moment. Nil means never.
+	gone func(what, host string) bool
 
 	mu      sync.Mutex // guards what follows
 	session *concurrency.Session
@@ -134,11 +137,11 @@ func (l *leads) put(ctx context.Context, what string, session *concurrency.Sessi
 		return l.name, nil
 	}
 	kv := resp.Responses[0].GetResponseRange().Kvs[0]
-	if holder = string(kv.Value); holder != l.name {
+	if holder = string(kv.Value); holder != l.name && (l.gone == nil || !l.gone(what, holder)) {
 		return holder, nil
 	}
-	// There is one process to a data directory, so this was an earlier one, or an
-	// earlier lease.
+	// If it is this host's own it was an earlier process, since there is one to a data
+	// directory, or an earlier lease.
 	resp, err = l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision)).Then(put).Commit()
 	switch {
 	case err != nil:
@@ -191,6 +194,9 @@ func (l *leads) awaitChange(ctx context.Context, what string, watch bool) {
 	patience := leadPause
 	if watch {
 		patience = leadTTL * time.Second // a watch may be told nothing
+	}
+	if l.gone != nil && l.gone(what, "") {
+		patience = leadPause // for whom etcd does not know to be gone
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

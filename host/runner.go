@@ -99,9 +99,9 @@ func (r *runner) stop() {
 	<-r.done
 }
 
-// retireTime is how long the connections that were given to a control plane, and that
-// it has not accepted yet, have before it stops.
-const retireTime = 50 * time.Millisecond
+// retireTime is how long the clients of a control plane have to go to another host,
+// before it stops: those that ask for something in that time do not notice.
+const retireTime = time.Second
 
 // retire has new connections go to other hosts, before this one stops to serve them.
 func (r *runner) retire() {
@@ -109,12 +109,13 @@ func (r *runner) retire() {
 		return
 	}
 	r.mu.Lock()
-	answered, doors := r.answering, r.doors
+	answered, doors, cp := r.answering, r.doors, r.cp
 	r.answering = false
 	r.mu.Unlock()
 	r.host.tell()
 	if answered && r.host.hosts.elsewhere(r.uid) {
 		doors.unlist()
+		cp.Retire()
 		time.Sleep(retireTime)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"sort"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -61,10 +62,15 @@ func etcdFailure(message string, fields []zapcore.Field) error {
 	return fmt.Errorf("etcd: %s", message)
 }
 
+// sameLines is how many lines that say the same are let through each second.
+const sameLines = 10
+
 // newEtcdLogger bridges etcd's logger to ours. etcd's information is our debugging, and its debugging, which would
 // log every request, is off. While quiet is set everything is debugging.
 func newEtcdLogger(to *slog.Logger, terminal lastWords, quiet *atomic.Bool) *zap.Logger {
-	return zap.New(slogCore{to.With("component", "etcd"), quiet}, zap.WithFatalHook(terminal), zap.WithPanicHook(terminal))
+	// What etcd tries again without a pause it also complains of without one.
+	core := zapcore.NewSamplerWithOptions(slogCore{to.With("component", "etcd"), quiet}, time.Second, sameLines, 0)
+	return zap.New(core, zap.WithFatalHook(terminal), zap.WithPanicHook(terminal))
 }
 
 // byDesign lists warnings about what is intended here: one unix socket in a private directory, and one member.

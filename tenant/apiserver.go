@@ -307,9 +307,9 @@ func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOp
 	c.LoopbackClientConfig = loopback
 	c.EnableMetrics = false // the registry is the process's: it would show every tenant's
 	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
-		return answerFirst(cp.requests.wrap(cp.limiter.Handler(h, func(api http.Handler) http.Handler {
+		return answerFirst(partWith(cp.requests.wrap(cp.limiter.Handler(h, func(api http.Handler) http.Handler {
 			return genericapiserver.DefaultBuildHandlerChain(api, c)
-		}, c.RequestInfoResolver, c.LongRunningFunc)), bodyRest)
+		}, c.RequestInfoResolver, c.LongRunningFunc)), &cp.retired), bodyRest)
 	}
 
 	client, err := kubernetes.NewForConfig(loopback)

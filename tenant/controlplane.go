@@ -149,6 +149,7 @@ type ControlPlane struct {
 	requests requests
 	audit    *auditLog // nil if there is none
 	limiter  *limit.Limiter
+	retired  atomic.Bool
 
 	serving *pki.Leaf // set by Run before the API server is put together
 	client  atomic.Pointer[rest.Config]
@@ -188,6 +189,11 @@ func (cp *ControlPlane) Ready() <-chan struct{} { return cp.ready }
 // Serves is closed when the API server answers, which may be long before Ready if
 // another host has the lead.
 func (cp *ControlPlane) Serves() <-chan struct{} { return cp.serves }
+
+// Retire has clients go elsewhere one by one, while all of the control plane still
+// works: each answer is the last on its connection. Requests that go on are not
+// touched. Where new connections lead is the caller's matter.
+func (cp *ControlPlane) Retire() { cp.retired.Store(true) }
 
 // SetLimits changes what clients may use of the API server. Requests that run
 // already run on.
