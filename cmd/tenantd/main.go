@@ -110,13 +110,16 @@ func newRunCommand() *cobra.Command {
 		Long: `Run runs the host until SIGTERM or SIGINT, and then stops it in order: requests
 in flight are answered first. A second signal ends it at once.
 
-An empty data directory becomes a new installation. The host writes the
-administrator's kubeconfig to <data-dir>/admin.kubeconfig; tenantctl and kubectl
-use it to manage tenants.
+An empty data directory becomes a new installation, or with --join another host
+of one. The host writes the administrator's kubeconfig to
+<data-dir>/admin.kubeconfig; tenantctl and kubectl use it to manage tenants.
 
 Settings come from the file given with --config and from flags; a flag wins.`,
 		Example: `  # On a server, with names below k8s.example.com that resolve to it
   tenantd run --domain k8s.example.com
+
+  # One more host of that installation
+  tenantd run --advertise-address 192.0.2.11 --join 192.0.2.10:443 --join-token-file /etc/tenantd/join-token
 
   # To try it out, as any user
   tenantd run --listen 127.0.0.1:8443 --advertise-address 127.0.0.1 --data-dir ./data`,
