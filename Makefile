@@ -68,7 +68,7 @@ demo: build bin/kubectl ## start a host on 127.0.0.1:8443 with two tenants, unti
 
 # The packages that do not link upstream: quick to build, so they can be tested with
 # the race detector, which needs a compile of its own.
-small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
+small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./host/gossip ./host/placement ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
 
 .PHONY: test
 test: build bin/kubectl bin/kube-apiserver ## everything that needs no root
@@ -118,6 +118,9 @@ fuzz: ## each fuzz target for FUZZTIME (1m)
 	$(GO) test -run '^$$' -fuzz '^FuzzPackets$$' -fuzztime $(FUZZTIME) ./konnectivity
 	$(GO) test -run '^$$' -fuzz '^FuzzClaims$$' -fuzztime $(FUZZTIME) ./konnectivity
 	$(GO) test -run '^$$' -fuzz '^FuzzParseTenant$$' -fuzztime $(FUZZTIME) ./api/v1alpha1
+	$(GO) test -run '^$$' -fuzz '^FuzzParseHostToken$$' -fuzztime $(FUZZTIME) ./api/v1alpha1
+	$(GO) test -run '^$$' -fuzz '^FuzzRecord$$' -fuzztime $(FUZZTIME) ./host/gossip
+	$(GO) test -run '^$$' -fuzz '^FuzzMessage$$' -fuzztime $(FUZZTIME) ./host/gossip
 
 .PHONY: bench
 bench: build bin/kube-apiserver bin/kube-controller-manager bin/kube-scheduler ## what a tenant costs, beside separate processes; writes bench/results.json
@@ -132,7 +135,7 @@ bench-workers: build $(LAB) ## what workers' connections cost, beside HAProxy an
 	TENANTD_FIGURES='$(CURDIR)/bench/results.json' $(GO) test -tags e2e,bench -count=1 -timeout 20m -v -run '^TestFigures$$' ./e2e/workers
 
 .PHONY: generate
-generate: ## the Tenant's CRD and deep copies, after a change to api/
+generate: ## the CRDs and deep copies, after a change to api/
 	$(GO) generate ./api/...
 
 .PHONY: lint
