@@ -155,7 +155,7 @@ vulncheck: ## known vulnerabilities of what is linked in; VULNDB=file:///dir for
 .PHONY: install
 install: build ## binaries, units and configuration under DESTDIR
 	install -d '$(DESTDIR)$(bindir)' '$(DESTDIR)$(unitdir)' '$(DESTDIR)/usr/lib/sysusers.d' '$(DESTDIR)/usr/lib/sysctl.d' '$(DESTDIR)$(datadir)/bash-completion/completions'
-	install -d -m 0750 '$(DESTDIR)$(sysconfdir)/tenantd'
+	install -d -m 0755 '$(DESTDIR)$(sysconfdir)/tenantd'
 	install -m 0755 bin/tenantd bin/tenantctl bin/tenant-proxy '$(DESTDIR)$(bindir)'
 	for unit in tenantd.service tenantd.socket tenantd-key.service; do \
 		sed -e 's|@bindir@|$(bindir)|g' -e 's|@sysconfdir@|$(sysconfdir)|g' systemd/$$unit >'$(DESTDIR)$(unitdir)'/$$unit || exit 1; \
