@@ -24,6 +24,7 @@ import (
 
 	"github.com/caddyserver/certmagic"
 	"github.com/coreos/go-systemd/v22/daemon"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -700,7 +701,8 @@ func prefixes(networks []string) []netip.Prefix {
 func (h *Host) checkStore(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := h.store.Client().Get(ctx, installationKey); err != nil {
+	// What this host's own member has: a restart would not bring the others back.
+	if _, err := h.store.Client().Get(ctx, installationKey, clientv3.WithSerializable()); err != nil {
 		return fmt.Errorf("the store does not answer: %w", err)
 	}
 	return nil

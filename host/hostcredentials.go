@@ -188,6 +188,13 @@ func (c *hostCredentials) join(ctx context.Context, req *v1alpha1.HostJoinReques
 		}
 		peers = append(peers, other.Gossip)
 	}
+	members, err := h.store.Members(ctx)
+	if err != nil {
+		return apierrors.NewServiceUnavailable(err.Error())
+	}
+	if len(members) >= maxVoters && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.PeerAddress == entry.Peer }) {
+		return apierrors.NewConflict(resource, entry.Name, fmt.Errorf("there are %d hosts, and more than that cannot be yet: remove one first", len(members)))
+	}
 	profile, err := peerProfile(entry)
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())

@@ -55,6 +55,9 @@ type hostEntry struct {
 	Address string `json:"address"` // of the one port
 	Peer    string `json:"peer"`    // of its etcd
 	Gossip  string `json:"gossip"`
+	// Member is what etcd calls it: the name that its data directory was made with.
+	// Empty until the host has started.
+	Member string `json:"member,omitempty"`
 }
 
 // clash says what of e another host has already; nothing if that is all e's.
@@ -207,7 +210,11 @@ func (h *Host) keepPeerCertificate(ctx context.Context, authority *pki.Authority
 
 // entry is where this host is reached.
 func (h *Host) entry() hostEntry {
-	return hostEntry{Name: h.name, Address: h.ownAddress(), Peer: h.cfg.Peer.Advertise, Gossip: h.cfg.Gossip.Advertise}
+	e := hostEntry{Name: h.name, Address: h.ownAddress(), Peer: h.cfg.Peer.Advertise, Gossip: h.cfg.Gossip.Advertise}
+	if h.store != nil {
+		e.Member = h.store.Name()
+	}
+	return e
 }
 
 // ownAddress is where others reach this host's one port; empty if nobody can say.

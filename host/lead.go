@@ -59,7 +59,7 @@ func newLeads(client *clientv3.Client, name string, log *slog.Logger) *leads {
 // run keeps the lease alive until ctx is done, and then gives all leads up.
 func (l *leads) run(ctx context.Context) {
 	for {
-		session, err := concurrency.NewSession(l.client, concurrency.WithTTL(leadTTL))
+		session, err := l.newSession(ctx)
 		if err == nil {
 			err = l.resume(ctx, session)
 		}
@@ -82,10 +82,7 @@ func (l *leads) run(ctx context.Context) {
 		}
 		if ctx.Err() != nil {
 			if session != nil {
-				// With it go the keys. If etcd does not answer, they go with the TTL.
-				if err := session.Close(); err != nil {
-					l.log.Warn("leads end with their lease", "within", leadTTL*time.Second, "error", err)
-				}
+				l.closeSession(session)
 			}
 			return
 		}
@@ -93,6 +90,29 @@ func (l *leads) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(leadPause):
 		}
+	}
+}
+
+// newSession gets a lease. Without a quorum nobody can give one, and the client asks
+// again and again until ctx is done.
+func (l *leads) newSession(ctx context.Context) (*concurrency.Session, error) {
+	lease, err := l.client.Grant(ctx, leadTTL)
+	if err != nil {
+		return nil, fmt.Errorf("get a lease: %w", err)
+	}
+	return concurrency.NewSession(l.client, concurrency.WithTTL(leadTTL), concurrency.WithLease(lease.ID))
+}
+
+// closePatience bounds the end of a lease that nobody may be there to end.
+const closePatience = 3 * time.Second
+
+// closeSession ends the lease, and with it the keys.
+func (l *leads) closeSession(session *concurrency.Session) {
+	session.Orphan()
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	if _, err := l.client.Revoke(ctx, session.Lease()); err != nil {
+		l.log.Warn("leads end with their lease", "within", leadTTL*time.Second, "error", err)
 	}
 }
 

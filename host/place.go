@@ -292,7 +292,11 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
 		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
 	default:
-		err := s.host.store.RemoveMember(ctx, o.Name)
+		member, err := s.memberOf(ctx, o.Name)
+		if err != nil {
+			return err
+		}
+		err = s.host.store.RemoveMember(ctx, member)
 		if err == nil || errors.Is(err, storage.ErrNoMember) {
 			break
 		}
@@ -323,6 +327,20 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	}
 	s.host.log.Info("a host is removed", "host", o.Name)
 	return nil
+}
+
+// memberOf is what etcd calls a host.
+func (s *hosts) memberOf(ctx context.Context, name string) (string, error) {
+	all, err := s.entries(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range all {
+		if e.Name == name && e.Member != "" {
+			return e.Member, nil
+		}
+	}
+	return name, nil // it never started
 }
 
 // announce makes the object of a host that joins.
@@ -364,7 +382,7 @@ func (h *Host) writeHost(ctx context.Context, c client.Client) error {
 		if err != nil {
 			return err
 		}
-		if h.hosts != nil && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.Name == h.name }) {
+		if h.hosts != nil && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.Name == h.store.Name() }) {
 			return nil // removed, and about to notice
 		}
 		o.Name = h.name

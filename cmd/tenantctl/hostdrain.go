@@ -88,8 +88,7 @@ func (c *cli) hostResumeCommand() *cobra.Command {
 		Use:   "resume NAME",
 		Short: "Let a drained host take tenants again",
 		Long: `Let a host that was drained take tenants again. Tenants that have found another
-place stay there, unless they wish for this host (tenantctl move) or the others
-have too many.`,
+place stay there, unless they wish for this host (tenantctl move).`,
 		Example:           `  tenantctl host resume host-a`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.hostName,

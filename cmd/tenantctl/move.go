@@ -34,7 +34,7 @@ ended, and clients open them again. No data is copied. While the host is drained
 or down, the tenant runs elsewhere, and then comes back.
 
 --to may be repeated for a tenant of several replicas. --anywhere drops the wish:
-the tenant stays where it is, and may be moved as the load asks for.
+the tenant stays where it is, until that host is drained or down.
 
 The command waits until the tenant is in its new place, and shows what it waits
 for. When the time is up (exit code 4), or on Ctrl-C, the wish stays.`,

@@ -247,11 +247,13 @@ func unseen(t *testing.T, a *attacker) {
 	// A stranger, without credentials.
 	nobody := a.config()
 	nobody.CertData, nobody.KeyData, nobody.CertFile, nobody.KeyFile = nil, nil, "", ""
+	began := time.Now()
 	for range 500 {
 		if _, _, err := request(nobody, "GET", "/api/v1/namespaces/default/secrets/strange", "", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
+	asked := time.Since(began)
 	if _, err := a.CoreV1().Secrets("default").Get(ctx, "mine", metav1.GetOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -287,8 +289,9 @@ func unseen(t *testing.T, a *attacker) {
 	if reads != 1 || impersonated != 1 {
 		t.Errorf("the log has %d reads and %d in another's name, want one each", reads, impersonated)
 	}
-	if strange == 0 || strange == 500 {
-		t.Errorf("the log has %d of 500 requests of a stranger", strange)
+	// A hundred at once and ten a second, as docs/security.md has it. More were answered.
+	if most := 101 + int(10*asked.Seconds()); strange == 0 || strange > most {
+		t.Errorf("the log has %d requests of a stranger, who asked for %s; the most are %d", strange, asked, most)
 	}
 	if bytes.Contains(raw, []byte(password)) {
 		t.Error("the log has what the Secret contains")
