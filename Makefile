@@ -81,6 +81,11 @@ e2e: build $(LAB) ## tenants with real workers; as root, on Debian (says what is
 	$(GO) vet -tags e2e,bench ./e2e/workers/...
 	$(GO) test -tags e2e -count=1 -timeout 30m ./e2e/workers
 
+.PHONY: e2e-hosts
+e2e-hosts: build ## an installation of several hosts, and faults; as root, on Linux (says what is missing)
+	$(GO) vet -tags e2e ./e2e/hosts
+	$(GO) test -tags e2e -count=1 -timeout 20m ./e2e/hosts
+
 # Kubelets of the two minors before ours.
 SKEW ?= v1.36.3 v1.35.4
 .PHONY: e2e-skew

@@ -202,6 +202,9 @@ func testPartition(t *testing.T, in *installation) {
 		if err := victim.probe("/livez"); err != nil {
 			t.Errorf("%s, cut off: %v", victim.name, err)
 		}
+		if err := victim.lost(t); err != nil {
+			t.Error(err)
+		}
 		healed := h.now()
 		victim.heal(t)
 		for _, took := range h.awaitAnswers(t, healed, in.tenants, in.hosts...) {

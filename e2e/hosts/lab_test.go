@@ -95,9 +95,9 @@ func (l *lab) newHost(name string, number int) *host {
 	}
 	l.t.Cleanup(func() {
 		h.end()
-		if l.t.Failed() {
+		if l.t.Failed() || testing.Verbose() {
 			file := filepath.Join(os.TempDir(), "tenantd-e2e-"+name+".log")
-			l.t.Logf("the log of %s, in full in %s (%v):\n%s", name, file, os.WriteFile(file, []byte(h.log.String()), 0o600), h.log.tail(10))
+			l.t.Logf("the log of %s is in %s (%v)", name, file, os.WriteFile(file, []byte(h.log.String()), 0o600))
 		}
 	})
 	return h
@@ -253,13 +253,23 @@ func (h *host) cut(t testing.TB, d direction, from ...*host) {
 	addresses := strings.Join(all, ", ")
 	rules := "table ip cut {\n"
 	if d == both || d == incoming {
-		rules += "chain in { type filter hook input priority 0; ip saddr { " + addresses + " } drop; }\n"
+		rules += "chain in { type filter hook input priority 0; ip saddr { " + addresses + " } counter drop; }\n"
 	}
 	if d == both || d == outgoing {
-		rules += "chain out { type filter hook output priority 0; ip daddr { " + addresses + " } drop; }\n"
+		rules += "chain out { type filter hook output priority 0; ip daddr { " + addresses + " } counter drop; }\n"
 	}
 	execute(t, exec.Command("nsenter", "--net=/run/netns/"+h.name, "nft", "-f", "-"), rules+"}\n").must(t, "cut "+h.name+" off")
 	fmt.Fprintf(h.log, "--- %s is cut off: %s\n", h.name, d)
+}
+
+// lost checks that each way that is cut has lost packets.
+func (h *host) lost(t testing.TB) error {
+	t.Helper()
+	rules := execute(t, exec.Command("nsenter", "--net=/run/netns/"+h.name, "nft", "list ruleset")).must(t, "see what "+h.name+" has lost")
+	if !strings.Contains(rules, "counter packets") || strings.Contains(rules, "counter packets 0 ") {
+		return fmt.Errorf("nothing was lost by %s", rules)
+	}
+	return nil
 }
 
 // heal ends what cut did.
