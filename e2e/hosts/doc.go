@@ -15,6 +15,10 @@
 //	├── host-b     10.78.0.12
 //	└── host-c     10.78.0.13
 //
+// All cases share one installation, which each finds well: `go test -tags e2e -run
+// 'TestHosts/(Join|Kill)' ./e2e/hosts` runs one of them. Join is always among them: it
+// makes the installation.
+//
 // Machines do not lose power here: a host that is killed loses its process, and what
 // it wrote to files stays. Workers take no part; package workers has them.
 //

@@ -41,14 +41,13 @@ func (in *installation) join(t testing.TB, h, via *host, tokenFile string) {
 
 // testJoin has b and c join, and what may not join be refused.
 func testJoin(t *testing.T, in *installation, b, c *host) {
+	other := in.lab.newHost("other", 21) // another installation
+	other.start(t)
 	a := in.hosts[0]
 	used := a.token(t)
 	in.join(t, b, a, used)
 	in.hosts = append(in.hosts, b)
 	in.awaitWell(t)
-
-	other := in.lab.newHost("other", 21) // another installation
-	other.start(t)
 	other.awaitReady(t)
 	file := func(content string) string {
 		path := filepath.Join(t.TempDir(), "token")
@@ -93,7 +92,17 @@ func testJoin(t *testing.T, in *installation, b, c *host) {
 	}
 	other.end()
 
-	// What was refused has left nothing that is in the way, and has not used it up.
+	// What was refused has left nothing that is in the way, and has not used the token up.
+	// From when the host has an answer on, it can be killed: the token is not needed again.
+	c.start(t, "--join", b.port(), "--join-token-file", fresh)
+	eventually(t, "what the join brought is on the disk", func() error {
+		_, err := os.Stat(filepath.Join(c.dir, "peer.crt"))
+		if err != nil && !c.running() {
+			t.Fatalf("%s ended: %v\n%s", c.name, c.cmd.ProcessState, c.log.tail(20))
+		}
+		return err
+	})
+	c.kill(t)
 	in.join(t, c, b, fresh)
 	in.hosts = append(in.hosts, c)
 	in.awaitWell(t)
