@@ -16,10 +16,13 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -92,7 +95,7 @@ func testFreeze(t *testing.T, in *installation) {
 	theirs := in.tenantsOn(t, frozen)
 	others := in.but(t, frozen)
 	etcd := others[0].etcd(t)
-	in.stir(t, x, others[0])
+	lead := in.follow(t, x, others[0])
 	eventually(t, "the controllers work", func() error { return in.controllersOn(t, x, time.Now().Add(-time.Second), frozen) })
 
 	h := in.begin(t)
@@ -119,14 +122,14 @@ func testFreeze(t *testing.T, in *installation) {
 	frozen.log.says(t, mark, "another host has", x.name)
 	in.recover(t, h)
 
-	in.onlyOneWrote(t, x, when, frozen, heir)
+	lead.check(t, when, heir)
 }
 
 // stir has a tenant's controllers write all the time, until the test ends: a
-// Deployment without pods changes, through one host.
-func (in *installation) stir(t *testing.T, x *tenant, via *host) {
+// Deployment without pods changes, through one host. It returns its name.
+func (in *installation) stir(t *testing.T, x *tenant, via *host) (name string) {
 	t.Helper()
-	name := "stirred-" + strings.ToLower(t.Name()[strings.LastIndex(t.Name(), "/")+1:])
+	name = "stirred-" + strings.ToLower(t.Name()[strings.LastIndex(t.Name(), "/")+1:])
 	labels := map[string]string{"app": name}
 	deployments := x.client(t, via).AppsV1().Deployments("default")
 	eventually(t, "there is a Deployment in "+x.name, func() error {
@@ -157,6 +160,7 @@ func (in *installation) stir(t *testing.T, x *tenant, via *host) {
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
+	return name
 }
 
 // controllersOn says whether a tenant's controllers have written on a host since.
@@ -175,7 +179,7 @@ func testPartition(t *testing.T, in *installation) {
 	others := in.but(t, victim)
 	h := in.begin(t)
 	defer h.end(t)
-	in.stir(t, x, others[0])
+	lead := in.follow(t, x, others[0])
 	for _, d := range []direction{both, incoming, outgoing} {
 		in.put(t, others[0], x, victim)
 		theirs := in.tenantsOn(t, victim)
@@ -211,30 +215,129 @@ func testPartition(t *testing.T, in *installation) {
 			in.figures.add(fault+": all answer through all hosts after the healing", took)
 		}
 		in.awaitWell(t)
-		in.onlyOneWrote(t, x, when, victim, heir)
+		lead.check(t, when, heir)
 	}
 }
 
-// onlyOneWrote wants no controllers of a tenant to have written on a host after those
-// on its heir had begun.
-func (in *installation) onlyOneWrote(t testing.TB, x *tenant, since time.Time, lost, heir *host) {
+// leadership is what etcd has seen, in its order, of a tenant's lead and of the
+// Deployment that is stirred.
+type leadership struct {
+	in     *installation
+	tenant *tenant
+	etcd   *clientv3.Client
+	keys   [2]string // of the lead, of the Deployment
+
+	mu       sync.Mutex // guards what follows
+	holders  []holder
+	versions []int64 // of the Deployment
+}
+
+// holder is who has had the lead since a revision of etcd; nobody if host is empty.
+type holder struct {
+	revision int64
+	host     string
+}
+
+// follow stirs a tenant and follows its lead until the test ends, through one host.
+func (in *installation) follow(t *testing.T, x *tenant, via *host) *leadership {
 	t.Helper()
-	var begun time.Time
-	var late []time.Duration // since the heir's began
-	for _, l := range in.byControllers(t, x, since) {
-		switch {
-		case l.host == heir.name && begun.IsZero():
-			begun = l.Received
-		case l.host == lost.name && !begun.IsZero():
-			late = append(late, l.Received.Sub(begun))
+	l := &leadership{in: in, tenant: x, etcd: via.etcd(t), keys: [2]string{
+		"/tenantd/leads/" + x.uid, "/tenants/" + x.uid + "/registry/deployments/default/" + in.stir(t, x, via),
+	}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watches sync.WaitGroup
+	t.Cleanup(func() { cancel(); watches.Wait() })
+	for i, key := range l.keys {
+		resp, err := l.etcd.Get(ctx, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kv := range resp.Kvs {
+			l.see(i, kv.ModRevision, string(kv.Value))
+		}
+		watches.Go(func() {
+			for resp := range l.etcd.Watch(ctx, key, clientv3.WithRev(resp.Header.Revision+1)) {
+				for _, e := range resp.Events {
+					l.see(i, e.Kv.ModRevision, string(e.Kv.Value)) // none of what is deleted
+				}
+			}
+		})
+	}
+	return l
+}
+
+func (l *leadership) see(key int, revision int64, value string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if key == 0 {
+		l.holders = append(l.holders, holder{revision, value})
+	} else {
+		l.versions = append(l.versions, revision)
+	}
+}
+
+// check wants the tenant's controllers to have written on its heir since, and nowhere
+// while another host had the lead. A write upon a version of the Deployment is the next
+// version, so etcd has the order of it all, and no clock takes part.
+func (l *leadership) check(t testing.TB, since time.Time, heir *host) {
+	t.Helper()
+	eventually(t, "all that etcd has is seen", func() error {
+		for i, key := range l.keys {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			resp, err := l.etcd.Get(ctx, key)
+			cancel()
+			if err != nil {
+				return err
+			}
+			l.mu.Lock()
+			seen := i == 0 && len(l.holders) > 0 || i == 1 && len(l.versions) > 0
+			for _, kv := range resp.Kvs {
+				seen = seen && (i == 0 && l.holders[len(l.holders)-1].revision >= kv.ModRevision || i == 1 && l.versions[len(l.versions)-1] >= kv.ModRevision)
+			}
+			l.mu.Unlock()
+			if !seen {
+				return errors.New("the watch of " + key + " is late")
+			}
+		}
+		return nil
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	byHeir, wrong := 0, 0
+	for _, line := range l.in.byControllers(t, l.tenant, since) {
+		upon, err := strconv.ParseInt(line.Object.ResourceVersion, 10, 64)
+		if err != nil || line.Object.Resource != "deployments" || !strings.HasSuffix(l.keys[1], "/"+line.Object.Name) {
+			continue // no update of the Deployment
+		}
+		at, ok := slices.BinarySearch(l.versions, upon)
+		if !ok || at+1 == len(l.versions) {
+			continue // before the watch
+		}
+		revision, lead := l.versions[at+1], ""
+		for _, h := range l.holders {
+			if h.revision < revision {
+				lead = h.host
+			}
+		}
+		switch line.host {
+		case lead:
+			if line.host == heir.name {
+				byHeir++
+			}
+		default:
+			if lead == "" {
+				continue // a lease that ran out: there is no other set
+			}
+			if wrong++; wrong == 1 {
+				t.Errorf("%s's controllers on %s wrote revision %d, %s after the fault, while %s had the lead: %+v", l.tenant.name, line.host, revision, line.Received.Sub(since), lead, l.holders)
+			}
 		}
 	}
-	if begun.IsZero() {
-		t.Errorf("no write of %s's controllers on %s is in the audit log", x.name, heir.name)
+	if wrong > 0 {
+		t.Errorf("%d such writes", wrong)
 	}
-	if len(late) > 0 {
-		t.Errorf("%s's controllers on %s wrote %d times after those on %s had begun, %s after the fault: from %s to %s later",
-			x.name, lost.name, len(late), heir.name, begun.Sub(since), late[0], late[len(late)-1])
+	if byHeir == 0 {
+		t.Errorf("no write of %s's controllers on %s, which had the lead, is known: %+v", l.tenant.name, heir.name, l.holders)
 	}
 }
 

@@ -421,6 +421,10 @@ type auditLine struct {
 	Response   struct {
 		Code int `json:"code"`
 	} `json:"responseStatus"`
+	Object struct {
+		Resource, Name  string
+		ResourceVersion string `json:"resourceVersion"` // that the request was made upon
+	} `json:"objectRef"`
 }
 
 // audit is what all hosts have logged of a tenant, in the order in which it came.

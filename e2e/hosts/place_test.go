@@ -107,7 +107,7 @@ func testReplicas(t *testing.T, in *installation) {
 			return nil
 		})
 	}
-	in.stir(t, x, via)
+	leads := in.follow(t, x, via)
 	h := in.begin(t)
 	defer h.end(t)
 	etcd := via.etcd(t)
@@ -143,7 +143,7 @@ func testReplicas(t *testing.T, in *installation) {
 	lead.start(t)
 	lead.awaitReady(t)
 	in.recover(t, h)
-	in.onlyOneWrote(t, x, when, lead, other)
+	leads.check(t, when, other)
 }
 
 // testDrainAndRemove takes a host out of the installation, and in again.
