@@ -19,6 +19,9 @@ const (
 	// leadsPrefix is where etcd has who leads what: the UID of a tenant, or a work
 	// that one host does for all.
 	leadsPrefix = "/tenantd/leads/"
+	// takenPrefix is where it has who took a lead last. That stays when the lead ends, so
+	// a host that comes back can see whether anybody had it meanwhile.
+	takenPrefix = "/tenantd/leads-taken/"
 	// leadTTL, in seconds, is how long a lead outlives a host that is gone. Nobody
 	// takes a lead from a host that is not seen to be gone, so one that ran out for want
 	// of a processor is had again.
@@ -48,6 +51,7 @@ type leads struct {
 // lead is one of them.
 type lead struct {
 	what     string
+	taken    int64         // revision at which this host took it
 	lost     chan struct{} // closed when another host has it
 	released chan struct{} // closed when this host has given it up
 }
@@ -125,12 +129,12 @@ func (l *leads) resume(ctx context.Context, session *concurrency.Session) error 
 	}
 	l.mu.Unlock()
 	for _, lead := range held {
-		holder, err := l.put(ctx, lead.what, session)
+		kept, err := l.keep(ctx, lead, session)
 		if err != nil {
 			return err
 		}
-		if holder != l.name {
-			l.log.Warn("another host has taken the lead", "what", lead.what, "host", holder)
+		if !kept {
+			l.log.Warn("another host has taken the lead", "what", lead.what)
 			l.drop(lead)
 			close(lead.lost)
 		}
@@ -142,34 +146,46 @@ func (l *leads) resume(ctx context.Context, session *concurrency.Session) error 
 	return nil
 }
 
-// put writes the key if it is nobody's or this host's own, from before, and returns
-// whose it is then.
-func (l *leads) put(ctx context.Context, what string, session *concurrency.Session) (holder string, err error) {
+// keep puts a lead under a new lease, unless another host has had it since.
+func (l *leads) keep(ctx context.Context, lead *lead, session *concurrency.Session) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, leadTTL*time.Second)
+	defer cancel()
+	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(takenPrefix+lead.what), "=", lead.taken)).
+		Then(clientv3.OpPut(leadsPrefix+lead.what, l.name, clientv3.WithLease(session.Lease()))).Commit()
+	if err != nil {
+		return false, fmt.Errorf("keep the lead of %s: %w", lead.what, err)
+	}
+	return resp.Succeeded, nil
+}
+
+// take takes a lead if it is nobody's or this host's own, from before, and returns
+// whose it is then and, if it is this host's, since which revision.
+func (l *leads) take(ctx context.Context, what string, session *concurrency.Session) (holder string, taken int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leadTTL*time.Second)
 	defer cancel()
 	key := leadsPrefix + what
-	put := clientv3.OpPut(key, l.name, clientv3.WithLease(session.Lease()))
-	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).Else(clientv3.OpGet(key)).Commit()
+	put := []clientv3.Op{clientv3.OpPut(key, l.name, clientv3.WithLease(session.Lease())), clientv3.OpPut(takenPrefix+what, l.name)}
+	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put...).Else(clientv3.OpGet(key)).Commit()
 	if err != nil {
-		return "", fmt.Errorf("take the lead of %s: %w", what, err)
+		return "", 0, fmt.Errorf("take the lead of %s: %w", what, err)
 	}
 	if resp.Succeeded {
-		return l.name, nil
+		return l.name, resp.Header.Revision, nil
 	}
 	kv := resp.Responses[0].GetResponseRange().Kvs[0]
 	if holder = string(kv.Value); holder != l.name && (l.gone == nil || !l.gone(what, holder)) {
-		return holder, nil
+		return holder, 0, nil
 	}
 	// If it is this host's own it was an earlier process, since there is one to a data
 	// directory, or an earlier lease.
-	resp, err = l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision)).Then(put).Commit()
+	resp, err = l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision)).Then(put...).Commit()
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("take the lead of %s: %w", what, err)
+		return "", 0, fmt.Errorf("take the lead of %s: %w", what, err)
 	case !resp.Succeeded:
-		return "", errors.New("take the lead of " + what + ": it changed meanwhile")
+		return "", 0, errors.New("take the lead of " + what + ": it changed meanwhile")
 	}
-	return l.name, nil
+	return l.name, resp.Header.Revision, nil
 }
 
 // acquire returns when this host has the lead, or ctx is done. Each lead is acquired
@@ -187,11 +203,11 @@ func (l *leads) acquire(ctx context.Context, what string) (*lead, error) {
 				return nil, ctx.Err()
 			}
 		}
-		holder, err := l.put(ctx, what, session)
+		holder, taken, err := l.take(ctx, what, session)
 		if err == nil && holder == l.name {
 			l.mu.Lock()
 			if l.session == session {
-				got := &lead{what: what, lost: make(chan struct{}), released: make(chan struct{})}
+				got := &lead{what: what, taken: taken, lost: make(chan struct{}), released: make(chan struct{})}
 				l.held[what] = got
 				l.mu.Unlock()
 				return got, nil
@@ -251,6 +267,12 @@ func (l *leads) drop(lead *lead) {
 	if l.held[lead.what] == lead {
 		delete(l.held, lead.what)
 	}
+}
+
+// forget removes what is left of the leads of what is gone for good.
+func (l *leads) forget(ctx context.Context, what string) error {
+	_, err := l.client.Delete(ctx, takenPrefix+what)
+	return err
 }
 
 // release gives a lead up, so that another host need not wait for the lease to end.

@@ -118,18 +118,22 @@ func TestLeaseRunsOut(t *testing.T) {
 	a, _ := leadsOf(t, client, "a")
 	kept := await(t, "a lead", acquired(t, a, "kept"))
 	taken := await(t, "a lead", acquired(t, a, "taken"))
+	given := await(t, "a lead", acquired(t, a, "given back"))
 
 	a.mu.Lock()
 	session := a.session
 	a.mu.Unlock()
-	// Another takes one in the moment in which the lease ends.
-	if _, err := client.Put(t.Context(), leadsPrefix+"taken", "b"); err != nil {
-		t.Fatal(err)
+	// In the moment in which the lease ends another takes one, and has had one.
+	for _, key := range []string{leadsPrefix + "taken", takenPrefix + "taken", takenPrefix + "given back"} {
+		if _, err := client.Put(t.Context(), key, "b"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := client.Revoke(t.Context(), session.Lease()); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "word that the lead was taken", taken.lost)
+	await(t, "word that the lead was taken, and given back", given.lost)
 	for deadline := time.Now().Add(patience); holder(t, client, "kept") != "a"; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%q has the lead that nobody took", holder(t, client, "kept"))
@@ -142,6 +146,9 @@ func TestLeaseRunsOut(t *testing.T) {
 	}
 	if got := holder(t, client, "taken"); got != "b" {
 		t.Errorf("%q has the lead that b took", got)
+	}
+	if got := holder(t, client, "given back"); got != "" {
+		t.Errorf("%q has the lead that b gave back, without having acquired it", got)
 	}
 }
 

@@ -152,6 +152,11 @@ func (r *reconciler) remove(ctx context.Context, t *v1alpha1.Tenant) error {
 	if err := r.host.store.Wipe(ctx, string(t.UID)); err != nil {
 		return fmt.Errorf("wipe data of tenant %q: %w", t.Name, err)
 	}
+	if r.host.hosts != nil {
+		if err := r.host.hosts.leads.forget(ctx, string(t.UID)); err != nil {
+			return fmt.Errorf("forget who led tenant %q: %w", t.Name, err)
+		}
+	}
 	patch := client.MergeFromWithOptions(t.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	t.Finalizers = slices.DeleteFunc(t.Finalizers, func(f string) bool { return f == v1alpha1.TenantFinalizer })
 	if err := r.client.Patch(ctx, t, patch); err != nil && !apierrors.IsNotFound(err) {
