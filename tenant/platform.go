@@ -24,7 +24,6 @@ import (
 	etcdfeature "k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/apiserver/pkg/util/openapi"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/component-base/metrics/legacyregistry"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	openapicommon "k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
@@ -78,14 +77,16 @@ type Platform struct {
 // metricsKept is for how long upstream's metrics are kept.
 const metricsKept = 10 * time.Minute
 
-// forgetMetrics empties upstream's registry of metrics now and then. It is one for the
+// forgetMetrics empties upstream's metrics with labels now and then. It is one for the
 // process, so nobody is shown it; but it counts by the names of webhooks, policies and
 // CRDs that tenants choose, and keeps all there ever were. Control planes call it
 // while they run.
 func (p *Platform) forgetMetrics() {
 	now, last := time.Now().Unix(), p.forgotten.Load()
 	if now-last >= int64(metricsKept.Seconds()) && p.forgotten.CompareAndSwap(last, now) {
-		legacyregistry.Reset()
+		if all, ok := upstreamVectors(); ok {
+			all.reset()
+		}
 	}
 }
 
