@@ -89,6 +89,10 @@ func tooMuchStored(t *testing.T, a *attacker) {
 			t.Fatalf("CRD %d: %d %.300s", i, status, answer)
 		}
 	}
+	// Deleted before it is served, a definition may take upstream minutes to go.
+	if r := a.kubectl("", "wait", "--for=condition=Established", "crd/things.n0.example.com", "--timeout", patience.String()); r.code != 0 {
+		t.Errorf("a CRD is not served: %s", r.stderr)
+	}
 	if r := a.kubectl("", "delete", "crd", "things.n0.example.com", "--timeout", patience.String()); r.code != 0 {
 		t.Errorf("delete a CRD: %s", r.stderr)
 	}
