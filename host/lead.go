@@ -249,18 +249,6 @@ func (l *leads) awaitChange(ctx context.Context, what string, watch bool) {
 	}
 }
 
-// holder is which host has the lead; empty if none has.
-func (l *leads) holder(ctx context.Context, what string) (string, error) {
-	resp, err := l.client.Get(ctx, leadsPrefix+what)
-	if err != nil {
-		return "", fmt.Errorf("see who leads %s: %w", what, err)
-	}
-	if len(resp.Kvs) == 0 {
-		return "", nil
-	}
-	return string(resp.Kvs[0].Value), nil
-}
-
 func (l *leads) drop(lead *lead) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,3 +1,6 @@
+// Copyright The tenantd Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package tenant
 
 import (
