@@ -301,7 +301,7 @@ func TestSchemaTakesWhatGoWrites(t *testing.T) {
 		"Tenant": &v1alpha1.Tenant{
 			Spec: v1alpha1.TenantSpec{Hostname: "a.example.com", Placement: v1alpha1.TenantPlacement{Hosts: []string{"host-a"}}},
 			Status: v1alpha1.TenantStatus{
-				Phase: v1alpha1.TenantMoving, Placement: []string{"host-a", "host-b"}, Nodes: &five, Storage: &quantity, Memory: &quantity, Conditions: conditions,
+				Phase: v1alpha1.TenantMoving, Placement: []string{"host-a", "host-b"}, Nodes: &five, Storage: &quantity, Memory: &quantity, AsleepSince: &now, Conditions: conditions,
 			},
 		},
 	} {
@@ -501,6 +501,13 @@ func TestRules(t *testing.T) {
 		{"a", "{limits: {customResourceDefinitions: 0, customResourceDefinitionStorage: 0}}", ""},
 		{"a", "{limits: {customResourceDefinitions: -1}}", "spec.limits.customResourceDefinitions"},
 		{"a", "{limits: {customResourceDefinitionStorage: -1}}", "spec.limits.customResourceDefinitionStorage"},
+
+		{"a", "{sleep: {enabled: false}}", ""},
+		{"a", "{sleep: {after: 1h30m0s}}", ""},
+		{"a", "{sleep: {after: 10s}}", ""},
+		{"a", "{sleep: {after: 9.9s}}", "spec.sleep.after"},
+		{"a", "{sleep: {after: -1h}}", "spec.sleep.after"},
+		{"a", "{sleep: {after: soon}}", "spec.sleep.after"},
 		{"a", "{limits: {objects: 999}}", "spec.limits.objects"},
 		{"a", "{limits: {objectSize: 16Ki}}", ""},
 		{"a", "{limits: {objectSize: 16383}}", "spec.limits.objectSize"},

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,6 +55,9 @@ const (
 	DefaultAuditMaxBackups = 4
 	// DefaultAuditMaxAge is, in days, long enough to notice that one has to look.
 	DefaultAuditMaxAge = 30
+	// DefaultSleepAfter is longer than the pauses of somebody who works, and short
+	// enough that a day's idle tenants do not pile up.
+	DefaultSleepAfter = 30 * time.Minute
 	// DefaultLogLevel shows each change of state and nothing per request.
 	DefaultLogLevel = "info"
 	// DefaultLogFormat suits a terminal and the journal.
@@ -108,6 +112,8 @@ type HostConfiguration struct {
 	SealingKeyFile string `json:"sealingKeyFile,omitempty"`
 	// Audit is about the audit logs of the tenants and of the system plane.
 	Audit HostAudit `json:"audit,omitzero"`
+	// Sleep is about tenants that nobody uses.
+	Sleep HostSleep `json:"sleep,omitzero"`
 	// LogLevel is debug, info, warn or error. Default [DefaultLogLevel].
 	LogLevel string `json:"logLevel,omitempty"`
 	// LogFormat is text or json. Default [DefaultLogFormat].
@@ -146,6 +152,15 @@ type HostAudit struct {
 	// MaxAge is how many days older files, and those of removed tenants, are kept.
 	// Default [DefaultAuditMaxAge].
 	MaxAge int `json:"maxAge,omitempty"`
+}
+
+// HostSleep is about tenants that nobody uses: their control planes are stopped until
+// the next connection. What a tenant's spec.sleep says wins over it.
+type HostSleep struct {
+	// Disabled means that tenants do not fall asleep by themselves.
+	Disabled bool `json:"disabled,omitempty"`
+	// After is for how long nobody must have used a tenant. Default [DefaultSleepAfter].
+	After metav1.Duration `json:"after,omitzero"`
 }
 
 // HostLimits bound what clients and tenants take from a host.
@@ -202,6 +217,7 @@ func (c *HostConfiguration) SetDefaults() {
 	}
 	setDefault(&c.Audit.MaxBackups, DefaultAuditMaxBackups)
 	setDefault(&c.Audit.MaxAge, DefaultAuditMaxAge)
+	setDefault(&c.Sleep.After.Duration, DefaultSleepAfter)
 	if c.Limits.TenantStorage.IsZero() {
 		c.Limits.TenantStorage = resource.MustParse(DefaultTenantStorage)
 	}
@@ -337,6 +353,11 @@ func (c *HostConfiguration) faults() field.ErrorList {
 	}
 	if c.Audit.MaxAge < 0 || c.Audit.MaxAge > 36500 {
 		invalid(audit.Child("maxAge"), c.Audit.MaxAge, "must be a number of days from 1 to 36500; set audit.disabled for no log")
+	}
+
+	// Below that tenants would fall asleep between two commands of their user.
+	if least := 10 * time.Second; c.Sleep.After.Duration != 0 && c.Sleep.After.Duration < least {
+		invalid(field.NewPath("sleep", "after"), c.Sleep.After.Duration.String(), "must be 10s or more; set sleep.disabled to keep all tenants awake")
 	}
 
 	limits := field.NewPath("limits")

@@ -41,6 +41,7 @@ trustedProxies: [192.0.2.0/28, "2001:db8::5/128"]
 limits: {maxPending: 10, maxPendingPerSource: 5, tenantStorage: 64Mi, backendQuota: 1Gi}
 sealingKeyFile: /run/credentials/tenantd/key
 audit: {maxSize: 8Mi, maxBackups: 2, maxAge: 7}
+sleep: {after: 2h}
 logLevel: debug
 logFormat: json
 `))
@@ -176,6 +177,7 @@ func TestHostConfigurationFaults(t *testing.T) {
 		{"audit:\n  maxSize: 1Ki", "config.yaml:4: audit.maxSize: Invalid value"},
 		{"audit:\n  maxBackups: -1", "config.yaml:4: audit.maxBackups: Invalid value"},
 		{"audit:\n  maxAge: -1", "config.yaml:4: audit.maxAge: Invalid value"},
+		{"sleep:\n  after: 1s", "config.yaml:4: sleep.after: Invalid value"},
 		{"audit:\n  maxAge: 30d", `config.yaml:4: audit.maxAge: must be a whole number, not "30d"`},
 		{"limits:\n  maxPending: many", `config.yaml:4: limits.maxPending: must be a whole number, not "many"`},
 		{"limits:\n  maxPending: 1.5", `config.yaml:4: limits.maxPending: must be a whole number, not "1.5"`},

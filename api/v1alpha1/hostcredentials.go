@@ -124,6 +124,10 @@ type HostJoinRequestSpec struct {
 	// CSR is a request, in PEM, for the certificate that it shows to other etcd
 	// members. Its key never leaves the new host.
 	CSR []byte `json:"csr,omitempty"`
+	// SealingKeyProof shows which sealing key is in place on the new host: HMAC-SHA256
+	// by it of the CSR. Empty if there is none. Another than the installation's is
+	// refused before the token is used.
+	SealingKeyProof []byte `json:"sealingKeyProof,omitempty"`
 }
 
 // HostJoinRequestStatus is the answer: what makes the new host one of the installation.

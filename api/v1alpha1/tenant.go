@@ -122,6 +122,26 @@ type TenantSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Limits TenantLimits `json:"limits,omitzero"`
+
+	// sleep says when the control plane is stopped for want of use.
+	// +optional
+	Sleep TenantSleep `json:"sleep,omitzero"`
+}
+
+// TenantSleep says when a control plane is stopped for want of use. Its data stays, and
+// the next connection starts it again. A tenant with nodes, with several replicas, or
+// with work that is due by itself, such as CronJobs, does not fall asleep.
+type TenantSleep struct {
+	// enabled says whether the tenant falls asleep. When not set, the configuration of
+	// its host decides, which is yes if that says nothing.
+	// +optional
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// after is for how long nobody must have used the tenant, such as 30m or 8h. The
+	// default is the host's sleep.after, which is 30m if not configured.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([0-9]+([.][0-9]+)?(ms|s|m|h))+$') && duration(self) >= duration('10s')",message="must be a duration of at least 10s, such as 30m or 8h"
+	After *metav1.Duration `json:"after,omitempty"`
 }
 
 // TenantPlacement is a wish: a host that is draining, full or not there is passed over,
@@ -355,6 +375,11 @@ type TenantStatus struct {
 	// +optional
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
+	// asleepSince is when the tenant fell asleep. A tenant that has it is not started
+	// before somebody asks for it, and has no phase but Asleep.
+	// +optional
+	AsleepSince *metav1.Time `json:"asleepSince,omitempty"`
+
 	// conditions say, one by one, what is in order and what is not.
 	// +optional
 	// +listType=map
@@ -383,6 +408,9 @@ const (
 	// ConditionStorageWithinQuota says that the tenant's objects take less than
 	// spec.limits.storage.
 	ConditionStorageWithinQuota = "StorageWithinQuota"
+	// ConditionAwake says whether the tenant is asleep, and if not, what keeps it awake
+	// or when it falls asleep.
+	ConditionAwake = "Awake"
 )
 
 // Reasons of a tenant's conditions.
@@ -417,6 +445,9 @@ const (
 	ReasonQuotaExceeded = "QuotaExceeded"
 	// ReasonAsleep means that the tenant is stopped for want of use.
 	ReasonAsleep = "Asleep"
+	// ReasonKeptAwake means that nobody uses the tenant and that it does not fall asleep
+	// all the same, because of what the message says.
+	ReasonKeptAwake = "KeptAwake"
 	// ReasonMoving means that the tenant goes to another host.
 	ReasonMoving = "Moving"
 	// ReasonDeleting means that the tenant is being removed.
@@ -426,3 +457,17 @@ const (
 // TenantFinalizer keeps a deleted Tenant until the host has stopped its control
 // plane and wiped its data and keys.
 const TenantFinalizer = "tenantd.io/wipe"
+
+// RequestAnnotation asks the host of a tenant for something that is done once, one of
+// the requests below. The host takes it off when that is done or refused; the Awake
+// condition says which.
+const RequestAnnotation = "tenantd.io/request"
+
+// Values of RequestAnnotation.
+const (
+	// RequestSleep asks to stop the control plane at once, as if nobody had used it for
+	// long. A tenant that is created with it is not started before somebody asks for it.
+	RequestSleep = "sleep"
+	// RequestWake asks to start it again.
+	RequestWake = "wake"
+)
