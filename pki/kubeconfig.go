@@ -23,6 +23,8 @@ type KubeconfigParams struct {
 	// host is another, so that the file works before DNS does.
 	TLSServerName string
 	CA, Cert, Key []byte // PEM, embedded in the file
+	// Extensions are those of the cluster: JSON objects, by name.
+	Extensions map[string][]byte
 }
 
 // Kubeconfig returns a kubeconfig of one cluster, one user and one context, which
@@ -38,6 +40,12 @@ func Kubeconfig(p KubeconfigParams) ([]byte, error) {
 	cluster := &clientcmdapi.Cluster{Server: p.Server, CertificateAuthorityData: p.CA}
 	if !strings.EqualFold(p.TLSServerName, server.Hostname()) {
 		cluster.TLSServerName = p.TLSServerName
+	}
+	for name, content := range p.Extensions {
+		if cluster.Extensions == nil {
+			cluster.Extensions = map[string]runtime.Object{}
+		}
+		cluster.Extensions[name] = &runtime.Unknown{Raw: content, ContentType: runtime.ContentTypeJSON}
 	}
 	current := p.User + "@" + p.Cluster
 	config := clientcmdapi.Config{

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -51,6 +52,24 @@ func TestKubeconfigIsReadByClientcmd(t *testing.T) {
 				t.Errorf("lost something: host %s, server name %s", rest.Host, rest.ServerName)
 			}
 		})
+	}
+}
+
+func TestKubeconfigKeepsExtensions(t *testing.T) {
+	file, err := Kubeconfig(KubeconfigParams{
+		Cluster: "c", User: "u", Server: "https://h", CA: []byte("x"), Cert: []byte("x"), Key: []byte("x"),
+		Extensions: map[string][]byte{"example.com/more": []byte(`{"addresses":["192.0.2.1:443"]}`)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, ok := config.Clusters["c"].Extensions["example.com/more"].(*runtime.Unknown)
+	if !ok || string(kept.Raw) != `{"addresses":["192.0.2.1:443"]}` {
+		t.Errorf("the extension is %T %s", config.Clusters["c"].Extensions["example.com/more"], file)
 	}
 }
 
