@@ -27,8 +27,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -365,9 +367,72 @@ func TestHostsJoin(t *testing.T) {
 		if lag := s.Lag(); !lag.LeaderKnown || lag.Applied == 0 || lag.Committed < lag.Applied {
 			t.Errorf("host %s: %+v", s.Name(), lag)
 		}
-		if left, err := s.Client().Get(t.Context(), hostPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly()); err != nil || left.Count != 0 {
+		if left, err := s.Client().Get(t.Context(), HostPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly()); err != nil || left.Count != 0 {
 			t.Errorf("joining leaves %v behind, %v", left, err)
 		}
+	}
+}
+
+// A host that gets the data as a snapshot serves as soon as it has it: etcd's own first write of it, which is lost on the
+// way then, is not waited for.
+func TestJoinByASnapshot(t *testing.T) {
+	t.Parallel()
+	h := newHosts(t)
+	a := h.open("a", h.config("a"))
+	for i := range peerLogEntries + 1000 { // so many that the first of them are not in the log any more
+		if _, err := a.Client().Put(t.Context(), "/host/k", strconv.Itoa(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said := new(lines)
+	b := h.join(a, "b", func(cfg *Config) {
+		cfg.Logger = slog.New(slog.NewTextHandler(io.MultiWriter(said, t.Output()), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	})
+	if !said.contains("applied snapshot") {
+		t.Fatal("there was no snapshot: this shows nothing")
+	}
+	if said.contains("request timed out") { // that it was cancelled, by the second start, is as it should be
+		t.Error("the first write was waited for until etcd gave it up")
+	}
+	if got, want := reads(t, b, "/host/k"), strconv.Itoa(peerLogEntries+999); got != want {
+		t.Errorf("b reads %s, want %s", got, want)
+	}
+	writes(t, b, "/host/k", "by b")
+}
+
+// While the leader is stopped in order, what others write waits, and none of it fails.
+func TestTheLeaderHandsOver(t *testing.T) {
+	t.Parallel()
+	h, _, _, _ := three(t)
+	gone, leader := h.leader()
+	ctx, cancel := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	var written atomic.Int64
+	for name, s := range h.stores {
+		if s == leader {
+			continue
+		}
+		for i := range 8 {
+			writers.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					key := fmt.Sprintf("/host/%s/%d", name, i)
+					if _, err := s.Client().Put(context.WithoutCancel(ctx), key, strconv.Itoa(n)); err != nil {
+						t.Errorf("%s, write %d of writer %d: %v", name, n, i, err)
+						return
+					}
+					written.Add(1)
+				}
+			})
+		}
+	}
+	eventually(t, "writers write", func() bool { return written.Load() > 100 })
+	h.shut(gone)
+	after := written.Load()
+	eventually(t, "writers go on", func() bool { return written.Load() > after+100 })
+	cancel()
+	writers.Wait()
+	if name, _ := h.leader(); name == gone {
+		t.Errorf("%s, which is closed, leads", gone)
 	}
 }
 
@@ -535,11 +600,23 @@ func TestNoQuorum(t *testing.T) {
 	h.shut("b")
 	h.shut("c")
 	eventually(t, "the leader is missed", func() bool { return !a.Lag().LeaderKnown })
-	for name, write := range map[string]func() error{
-		"put":    func() error { _, err := a.Client().Put(t.Context(), "/host/k", "lost"); return err },
+	// What waits for another leader is given up.
+	if _, err := a.Client().Put(t.Context(), "/host/k", "lost"); !IsNoQuorum(err) {
+		t.Error("a write on its way:", err)
+	}
+	eventually(t, "the loss is noticed", func() bool { return !a.HasQuorum() })
+	for name, ask := range map[string]func() error{
+		"put":    func() error { _, err := a.Client().Put(t.Context(), "/host/k", "refused"); return err },
+		"delete": func() error { _, err := a.Client().Delete(t.Context(), "/host/k"); return err },
+		"txn": func() error {
+			_, err := a.Client().Txn(t.Context()).Then(clientv3.OpPut("/host/k", "refused")).Commit()
+			return err
+		},
+		"lease":  func() error { _, err := a.Client().Grant(t.Context(), 5); return err },
+		"read":   func() error { _, err := a.Client().Get(t.Context(), "/host/k"); return err },
 		"remove": func() error { return a.RemoveMember(t.Context(), "c") },
 	} {
-		if err := write(); !IsNoQuorum(err) || !strings.Contains(err.Error(), "bring others back") {
+		if err := ask(); !IsNoQuorum(err) || IsUndecided(err) || !strings.Contains(err.Error(), "bring others back") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -550,8 +627,24 @@ func TestNoQuorum(t *testing.T) {
 	if got := summary(t, a); got != "a voter, b voter, c voter" {
 		t.Error(got)
 	}
+	events := a.Client().Watch(t.Context(), "/host/k", clientv3.WithRev(got.Kvs[0].ModRevision))
+	if first := <-events; len(first.Events) != 1 || string(first.Events[0].Kv.Value) != "before" {
+		t.Errorf("a watch says %+v", first)
+	}
 	b := h.reopen("b")
+	eventually(t, "the quorum is back", a.HasQuorum)
 	writes(t, a, "/host/k", "after")
+	for seen := ""; seen != "after"; {
+		next := <-events
+		if err := next.Err(); err != nil {
+			t.Fatal("the watch ended:", err)
+		}
+		for _, e := range next.Events {
+			if seen = string(e.Kv.Value); seen == "refused" {
+				t.Error("what was refused was written")
+			}
+		}
+	}
 	if got := reads(t, b, "/host/k"); got != "after" {
 		t.Errorf("b reads %q", got)
 	}
@@ -832,7 +925,7 @@ func TestAHostAloneGetsPeers(t *testing.T) {
 // A host is removed only where the rest can go on, and then is told.
 func TestRemove(t *testing.T) {
 	t.Parallel()
-	h, a, b, c := three(t)
+	h, a, b, _ := three(t)
 	if err := a.RemoveMember(t.Context(), "d"); !errors.Is(err, ErrNoMember) {
 		t.Error(err)
 	}
@@ -849,7 +942,7 @@ func TestRemove(t *testing.T) {
 	if err := a.RemoveMember(t.Context(), "b"); !errors.Is(err, ErrUnsafe) || !strings.Contains(err.Error(), "c (") {
 		t.Error("removed one of the two that are alive:", err)
 	}
-	c = h.reopen("c")
+	c := h.reopen("c")
 	writes(t, c, "/host/k", "x")
 	if err := c.RemoveMember(t.Context(), "c"); err != nil {
 		t.Fatal("remove oneself:", err)

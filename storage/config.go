@@ -70,6 +70,9 @@ type Config struct {
 	UnsafeNoFsync bool
 	// Logger receives one line per change of state, and etcd's own warnings. Nil discards.
 	Logger *slog.Logger
+
+	// forceAlone makes a directory of one of several members that of the only one. See Salvage.
+	forceAlone bool
 }
 
 // Validate returns every fault of the configuration at once.

@@ -31,8 +31,9 @@ import (
 )
 
 const (
-	lockFile   = "lock"
-	socketFile = "etcd.sock"
+	lockFile     = "lock"
+	socketFile   = "etcd.sock"
+	databaseFile = "member/snap/db"
 	// maxSocketPath is what fits into sockaddr_un with its final NUL.
 	maxSocketPath = 107
 )
@@ -123,6 +124,7 @@ type found struct {
 	unborn  bool
 	log     bool                // there is a log, so this is a member of something
 	name    string              // this member's; empty if it has none yet
+	learner bool                // this member has no vote
 	members []membership.Member // as far as this member knows, itself included
 	joining map[string]string   // the Initial of a member that has not served yet; nil otherwise
 	joined  map[string]string   // that of one that has
@@ -139,7 +141,7 @@ func inspect(dir string, peers *PeerConfig) (f found, err error) {
 	if f.joined, err = readInitial(dir, joinedFile); err != nil {
 		return f, err
 	}
-	path := filepath.Join(dir, "member", "snap", "db")
+	path := filepath.Join(dir, databaseFile)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return f, nil
 	} else if err != nil {
@@ -221,7 +223,7 @@ func (f *found) identify(logDir string, peers *PeerConfig) error {
 	for i := range f.members {
 		m := &f.members[i]
 		if m.ID == id {
-			f.name = m.Name
+			f.name, f.learner = m.Name, m.IsLearner
 			continue
 		}
 		for _, address := range peersInitial(peers) {

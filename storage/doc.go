@@ -57,9 +57,10 @@
 // ever. A member that was away for longer than CompactInterval ends its watches when it is back. A member that starts
 // does not know how much of what it finds is history, and counts it as none.
 //
-// Without a quorum, writes and linearizable reads fail after the 7 s that etcd gives a request (see [IsNoQuorum]), and
-// serializable reads are answered. It ends when hosts are back and is no failure of the store. The client repeats a
-// read that fails so as long as its context allows. Where the others will not be back, [Restore] begins a new cluster
+// Without a quorum, serializable reads and watches go on with what this member has. Writes and linearizable reads are
+// refused at once (see [IsNoQuorum]), from when no leader has been known for two elections; those that were on their
+// way then are given up, and such a write says that it is undecided. Until then they wait for a leader, so that an
+// election is a delay and no error. It ends when hosts are back and is no failure of the store. Where the others will not be back, [Restore] begins a new cluster
 // with what [Store.Snapshot] wrote, which needs no quorum.
 //
 // # Pauses

@@ -18,12 +18,20 @@ import (
 const farBehind = 64
 
 // intercept stands between every client and etcd's own handlers. It decides on growth, holds writes while the
-// database is being rewritten, notes what was acknowledged, and says so where there is no quorum.
+// database is being rewritten, notes what was acknowledged, and refuses what needs a quorum where there is none.
 func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if needsQuorum(req) {
+		within, over, err := s.quorum.during(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer over()
+		ctx = within
+	}
 	puts, writes := examine(req)
 	if !writes {
 		resp, err := handler(ctx, req)
-		return resp, s.explain(err)
+		return resp, s.explain(ctx, err, false)
 	}
 	if len(puts) > 0 {
 		if err := s.catchUp(ctx, puts); err != nil {
@@ -31,7 +39,7 @@ func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 		}
 	}
 	if err := s.gate.enter(ctx); err != nil {
-		return nil, err
+		return nil, s.explain(ctx, err, false)
 	}
 	defer s.gate.leave()
 
@@ -64,7 +72,7 @@ func (s *Store) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	case errors.Is(err, rpctypes.ErrGRPCNoSpace):
 		s.wake()
 	}
-	return resp, s.explain(err)
+	return resp, s.explain(ctx, err, true)
 }
 
 // catchUp makes sure that the books are good enough to decide on puts: where others write too, a tenant that is close to
@@ -77,8 +85,8 @@ func (s *Store) catchUp(ctx context.Context, puts []put) error {
 	if lag := s.Lag(); lag.Committed <= lag.Applied+farBehind && !s.ledger.nearLimit(puts) {
 		return nil
 	}
-	if err := s.etcd.Server.LinearizableReadNotify(ctx); err != nil {
-		if err = s.explain(err); status.Code(err) == codes.Unknown {
+	if err := s.linearize(ctx); err != nil {
+		if status.Code(err) == codes.Unknown {
 			err = status.Error(codes.Unavailable, err.Error())
 		}
 		return err

@@ -111,7 +111,11 @@ type ledger struct {
 	compacted int64
 	waiters   int
 	moved     chan struct{} // closed and replaced when rev grows while somebody waits
+	vacancies map[vacancy]map[*func()]struct{}
 }
+
+// vacancy is a directory of a tenant that somebody wants to know the first key of.
+type vacancy struct{ tenant, dir string }
 
 // account is one tenant's page. The ledger's mu guards it.
 type account struct {
@@ -171,6 +175,7 @@ func newLedger(defaultQuota int64) *ledger {
 		tenants:      make(map[string]*account),
 		limits:       make(map[string]Limits),
 		moved:        make(chan struct{}),
+		vacancies:    make(map[vacancy]map[*func()]struct{}),
 	}
 }
 
@@ -304,6 +309,11 @@ func (l *ledger) scan(ctx context.Context, kv mvcc.WatchableKV) (rev int64, err 
 		a.refusedGrowth, a.refusedAt = old.refusedGrowth, old.refusedAt
 	}
 	l.tenants = fresh
+	for v := range l.vacancies {
+		if fresh[v.tenant] != nil && fresh[v.tenant].dirs[v.dir] != nil {
+			l.fill(v)
+		}
+	}
 	l.compacted = max(l.compacted, kv.FirstRev())
 	l.reach(rev)
 	return rev, nil
@@ -342,6 +352,12 @@ func (l *ledger) record(events []*mvccpb.Event) {
 			a.delete(e.Kv.Key, prefix)
 		} else {
 			a.put(e.Kv.Key, prefix, len(e.Kv.Value))
+			for dir := range directories(e.Kv.Key[prefix:]) {
+				if len(l.vacancies) == 0 {
+					break
+				}
+				l.fill(vacancy{tenant, string(dir)})
+			}
 		}
 	}
 	// One response holds whole revisions only, so the books are exact at the last of them.
@@ -513,9 +529,41 @@ func (l *ledger) forgetHistory(rev int64) {
 	}
 }
 
+// fill tells those who wait for it that a directory has a key. l.mu is held.
+func (l *ledger) fill(v vacancy) {
+	for filled := range l.vacancies[v] {
+		(*filled)()
+	}
+	delete(l.vacancies, v)
+}
+
+// vacant has filled called when a directory has a key, unless it has one now.
+func (l *ledger) vacant(tenant, dir string, filled func()) (rev int64, forget func(), ok bool) {
+	v := vacancy{tenant, directoryName(dir)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.tenants[tenant]; a != nil && a.dirs[v.dir] != nil {
+		return 0, nil, false
+	}
+	if l.vacancies[v] == nil {
+		l.vacancies[v] = make(map[*func()]struct{})
+	}
+	l.vacancies[v][&filled] = struct{}{}
+	return l.rev, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if delete(l.vacancies[v], &filled); len(l.vacancies[v]) == 0 {
+			delete(l.vacancies, v)
+		}
+	}, true
+}
+
+// directoryName is a directory of the registry as books have it.
+func directoryName(dir string) string { return registryPrefix + strings.Trim(dir, "/") + "/" }
+
 // below sums up a directory of a tenant's registry.
 func (l *ledger) below(tenant, dir string) directory {
-	name := registryPrefix + strings.Trim(dir, "/") + "/"
+	name := directoryName(dir)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.tenants[tenant]

@@ -227,7 +227,7 @@ func (s *Store) Defragment(ctx context.Context) error {
 }
 
 // defragmentLock is held by the member that defragments.
-const defragmentLock = hostPrefix + "locks/defragment"
+const defragmentLock = HostPrefix + "locks/defragment"
 
 // defragmentTTL outlasts the longest pause, in which a leader does not renew its own lock either. In seconds.
 const defragmentTTL = 60

@@ -39,15 +39,17 @@ var (
 	ErrRemoved = errors.New("this host was removed from the cluster: to join again, remove the directory first")
 	// ErrNoQuorum says that nothing can be written because too few hosts are alive, or cut off from each other.
 	ErrNoQuorum = errors.New("tenantd: storage has no quorum")
+	// ErrUndecided says that a write was on its way when the quorum was lost.
+	ErrUndecided = errors.New("it is not known whether this was written")
 )
 
 const (
-	// hostPrefix is where the store keeps what is its own.
-	hostPrefix = "/tenantd/storage/"
+	// HostPrefix is where the store keeps what is its own: which hosts join, and who does what. No part of the data.
+	HostPrefix = "/tenantd/storage/"
 	// joiningPrefix is where the name of a member that has not started yet is: etcd does not know it until then.
-	joiningPrefix = hostPrefix + "joining/"
+	joiningPrefix = HostPrefix + "joining/"
 	// membersLock is held by the one that adds a member.
-	membersLock = hostPrefix + "locks/members"
+	membersLock = HostPrefix + "locks/members"
 	// lockTTL is how long a lock outlives a host that held it. In seconds.
 	lockTTL = 20
 	// peerPatience is how long a peer may take to say that it is alive.
@@ -95,6 +97,17 @@ func (s *Store) Lag() Lag {
 func (s *Store) Voting() bool {
 	own := s.etcd.Server.Cluster().Member(s.etcd.Server.MemberID())
 	return own != nil && !own.IsLearner
+}
+
+// Learners is how many members do not vote yet, as far as this one knows.
+func (s *Store) Learners() int {
+	learners := 0
+	for _, m := range s.etcd.Server.Cluster().Members() {
+		if m.IsLearner {
+			learners++
+		}
+	}
+	return learners
 }
 
 // AwaitVoter returns when this member votes and serves clients: when another has promoted it.
@@ -164,8 +177,8 @@ func (s *Store) joining(ctx context.Context) (map[string]string, error) {
 
 // current is members as of now, and fails without a quorum.
 func (s *Store) current(ctx context.Context) ([]Member, error) {
-	if err := s.etcd.Server.LinearizableReadNotify(ctx); err != nil {
-		return nil, s.explain(err)
+	if err := s.linearize(ctx); err != nil {
+		return nil, err
 	}
 	joining, err := s.joining(ctx)
 	if err != nil {
@@ -261,7 +274,7 @@ func (s *Store) change(ctx context.Context, f func() error) error {
 	for {
 		err := f()
 		if !errors.Is(err, etcderrors.ErrUnhealthy) {
-			return s.explain(err)
+			return s.explain(ctx, err, true)
 		}
 		select {
 		case <-ctx.Done():
@@ -302,7 +315,7 @@ func (s *Store) promote(ctx context.Context, name string) error {
 		return ErrNotCaughtUp
 	case errors.Is(err, membership.ErrMemberNotLearner): // another was faster
 	case err != nil:
-		return s.explain(err)
+		return s.explain(ctx, err, true)
 	default:
 		s.log.Info("a host votes in storage", "name", name, "address", m.PeerAddress)
 	}
@@ -341,11 +354,8 @@ func (s *Store) removeMember(ctx context.Context, name string) error {
 		}
 	}
 	own := m.ID == uint64(s.etcd.Server.MemberID())
-	if own && s.Leader() {
-		// The others need not find out by an election.
-		if err := s.etcd.Server.TryTransferLeadershipOnShutdown(); err != nil {
-			s.log.Warn("storage leadership could not be handed over", "error", err)
-		}
+	if own {
+		s.handOver(ctx) // the others need not find out by an election
 	}
 	if !m.Started {
 		if err := s.forget(ctx, name); err != nil {
@@ -432,7 +442,7 @@ func (s *Store) settleAddress(ctx context.Context) error {
 		PeerURLs: []string{peerURL(s.cfg.Peers.Advertise)}, IsLearner: own.IsLearner,
 	}}
 	if _, err := s.etcd.Server.UpdateMember(ctx, moved); err != nil {
-		return fmt.Errorf("tell other hosts to reach this one at %s: %w", s.cfg.Peers.Advertise, s.explain(err))
+		return fmt.Errorf("tell other hosts to reach this one at %s: %w", s.cfg.Peers.Advertise, s.explain(ctx, err, true))
 	}
 	s.log.Info("storage peers reach this host at another address", "address", s.cfg.Peers.Advertise, "before", was)
 	return nil
@@ -465,17 +475,22 @@ func (s *Store) locked(ctx context.Context, name string, ttl int, lock func(*con
 	return f(session.Ctx())
 }
 
-// explain says what an error of etcd's means where there is no leader, and leaves others as they are.
-func (s *Store) explain(err error) error {
+// explain says what an error of etcd's means where there is no leader, and leaves others as they are. Of a request that
+// may have been proposed before, it says that it is undecided.
+func (s *Store) explain(ctx context.Context, err error, proposed bool) error {
 	switch {
-	case err == nil || s.Lag().LeaderKnown:
+	case err == nil:
+		return nil
+	case errors.Is(context.Cause(ctx), ErrNoQuorum): // it was lost, and the request given up
+		return noQuorumError{err, proposed}
+	case s.Lag().LeaderKnown, errors.Is(err, ErrNoQuorum):
 		return err
 	case errors.Is(err, etcderrors.ErrTimeout), errors.Is(err, etcderrors.ErrTimeoutDueToLeaderFail),
 		errors.Is(err, etcderrors.ErrTimeoutDueToConnectionLost), errors.Is(err, etcderrors.ErrNoLeader),
 		errors.Is(err, etcderrors.ErrTimeoutWaitAppliedIndex), errors.Is(err, rpctypes.ErrGRPCTimeout),
 		errors.Is(err, rpctypes.ErrGRPCTimeoutDueToLeaderFail), errors.Is(err, rpctypes.ErrGRPCTimeoutDueToConnectionLost),
 		errors.Is(err, rpctypes.ErrGRPCNoLeader), errors.Is(err, context.DeadlineExceeded):
-		return noQuorumError{err}
+		return noQuorumError{err, proposed}
 	}
 	return err
 }

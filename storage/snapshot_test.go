@@ -5,10 +5,16 @@ package storage
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -115,5 +121,90 @@ func TestRestoreAlone(t *testing.T) {
 	mustPut(t, s, key(t, s, "t", "l"), 10)
 	if left, err := filepath.Glob(filepath.Join(dir, restoring)); err != nil || len(left) != 0 {
 		t.Error(left, err)
+	}
+}
+
+// Whichever host is left, running without the others or stopped, voting or not, has what was written.
+func TestSalvage(t *testing.T) {
+	t.Parallel()
+	h := newHosts(t)
+	a := h.open("a", h.config("a"))
+	h.join(a, "b", nil)
+	learner := h.config("c")
+	h.add(a, "c", &learner)
+	c := h.open("c", learner)
+	mustPut(t, a, key(t, a, "t", "k"), 1000)
+	lag := a.Lag()
+	for c.Lag().Applied < lag.Applied || h.stores["b"].Lag().Applied < lag.Applied {
+		time.Sleep(10 * time.Millisecond)
+	}
+	dirs := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		dirs[name] = h.configs[name].Dir
+		if err := Salvage(t.Context(), dirs[name], io.Discard, nil); err == nil || !strings.Contains(err.Error(), "process") {
+			t.Errorf("salvaged from %s, which runs: %v", name, err)
+		}
+	}
+	h.shut("c")
+	h.shut("b")
+	files := t.TempDir()
+	socket, err := os.Create(filepath.Join(files, "running"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	// a has no quorum any more.
+	if err := SnapshotOf(t.Context(), filepath.Dir(strings.TrimPrefix(a.Endpoint(), "unix://")), socket); err != nil {
+		t.Fatal(err)
+	}
+	h.shut("a")
+	for name, dir := range dirs {
+		file, err := os.Create(filepath.Join(files, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Salvage(t.Context(), dir, file, testLog(t)); err != nil {
+			t.Fatal(err)
+		}
+		file.Close()
+		if left, err := filepath.Glob(filepath.Join(dir, salvaging)); err != nil || len(left) > 0 {
+			t.Error(left, err)
+		}
+	}
+	for _, name := range []string{"a", "b", "c", "running"} {
+		cfg := Config{Dir: t.TempDir(), UnsafeNoFsync: true}
+		if err := Restore(filepath.Join(files, name), cfg); err != nil {
+			t.Fatal(err)
+		}
+		s := h.open("restored from "+name, cfg)
+		if got := reads(t, s, key(t, s, "t", "k")); len(got) != 1000 {
+			t.Errorf("from %s %d bytes are restored", name, len(got))
+		}
+		if got := summary(t, s); got != DefaultName+" voter" {
+			t.Errorf("from %s the members are %q", name, got)
+		}
+		mustPut(t, s, key(t, s, "t", "l"), 10)
+	}
+	if err := Salvage(t.Context(), t.TempDir(), io.Discard, nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("salvaged from nothing:", err)
+	}
+}
+
+func TestSnapshotIsWhole(t *testing.T) {
+	data := bytes.Repeat([]byte("database"), 1000)
+	sum := sha256.Sum256(data)
+	whole := append(bytes.Clone(data), sum[:]...)
+	for _, step := range []int{1, 7, 32, 33, 1000, len(whole)} {
+		for cut := range 3 {
+			got := &trailing{hash: sha256.New()}
+			for part := range slices.Chunk(whole[:len(whole)-cut], step) {
+				if n, err := got.Write(part); n != len(part) || err != nil {
+					t.Fatal(n, err)
+				}
+			}
+			if got.whole() != (cut == 0) {
+				t.Errorf("in parts of %d without the last %d bytes it is whole: %t", step, cut, got.whole())
+			}
+		}
 	}
 }

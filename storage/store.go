@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// watchProgress is how often an idle watch hears of the current revision. An API server's consistent reads from
-	// its cache wait for that.
-	watchProgress = 5 * time.Second
+	// watchProgress is how often an idle watch hears of the current revision, from which it can be resumed. An API
+	// server whose consistent read waits for that asks for it.
+	watchProgress = 30 * time.Second
 	// requestBytes leaves room for what updates may add to the largest object, and for a request's keys.
 	requestBytes = MaxObjectBytes + MaxObjectBytes/updateSlack + 64<<10
 	// logEntries of etcd's log stay in memory for followers that lag. Each may be as large as a request.
@@ -42,6 +42,8 @@ const (
 	waitAgain = 10 * time.Second
 	// joinAgain is the pause before the members to join are asked again.
 	joinAgain = time.Second
+	// publishPatience is how long a member that joins and has all the data may wait for its first write.
+	publishPatience = 300 * time.Millisecond
 	// closePatience is how long Close waits for an etcd that may have lost a goroutine.
 	closePatience = 30 * time.Second
 	// failedPatience is the same for an etcd that has failed.
@@ -67,6 +69,7 @@ type Store struct {
 	ledger   *ledger
 	space    space
 	gate     gate
+	quorum   *quorum
 	terminal lastWords
 	failed   atomic.Bool // after monitor has seen the terminal error
 	err      chan error
@@ -123,6 +126,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		terminal: newLastWords(),
 		err:      make(chan error, 1),
 		wakeup:   make(chan struct{}, 1),
+		quorum:   &quorum{},
 		closing:  make(chan struct{}),
 	}
 	if err := s.open(ctx); err != nil {
@@ -145,7 +149,11 @@ func (s *Store) open(ctx context.Context) (err error) {
 		}
 		s.lock.Close()
 	}
-	before, err := inspect(s.cfg.Dir, s.cfg.Peers)
+	peers := s.cfg.Peers
+	if s.cfg.forceAlone {
+		peers = &PeerConfig{}
+	}
+	before, err := inspect(s.cfg.Dir, peers)
 	if err == nil && before.unborn {
 		s.log.Warn("etcd's first start was interrupted before it stored anything, starting again", "dir", s.cfg.Dir)
 		err = os.RemoveAll(filepath.Join(s.cfg.Dir, "member"))
@@ -170,6 +178,9 @@ func (s *Store) open(ctx context.Context) (err error) {
 	if err != nil {
 		release()
 		return err
+	}
+	if s.cfg.forceAlone {
+		before.members = nil // nobody is waited for
 	}
 	waiting := newWaiting(s, before.members)
 	defer waiting.stop()
@@ -213,11 +224,19 @@ start:
 		}
 	}()
 
+	unheard := s.unheard()
 ready:
 	for {
 		select {
 		case <-s.etcd.Server.ReadyNotify():
 			break ready
+		case <-unheard:
+			if unheard = time.After(publishPatience); s.caughtUp() {
+				unheard = nil
+				if err := s.startAgain(ctx, config); err != nil {
+					return err
+				}
+			}
 		case err := <-s.terminal:
 			return err
 		case err := <-s.etcd.Err():
@@ -240,6 +259,7 @@ ready:
 		if s.peers, err = s.cfg.Peers.peerClient(); err != nil {
 			return err
 		}
+		s.quorum = newQuorum(func() bool { return s.Lag().LeaderKnown })
 	}
 	s.space.attach(s.sizes, func() { s.etcd.Server.Backend().ForceCommit() })
 	for range s.cfg.Connections + 1 {
@@ -274,6 +294,10 @@ ready:
 	}
 	s.upkeep.Go(func() { s.maintain(running) })
 	s.upkeep.Go(s.monitor)
+	if s.cfg.Peers != nil {
+		s.upkeep.Go(func() { s.quorum.follow(running) })
+		s.upkeep.Go(func() { s.yield(running) })
+	}
 	s.log.Info("storage is open", "dir", s.cfg.Dir, "endpoint", s.endpoint, "revision", kv.Rev(),
 		"member", s.cfg.Name, "members", len(s.etcd.Server.Cluster().Members()), "voting", s.Voting())
 	return nil
@@ -326,6 +350,44 @@ func (s *Store) start(ctx context.Context, config *embed.Config) error {
 	}
 }
 
+// unheard says when to look whether a new member waits for an answer that does not come, see startAgain.
+func (s *Store) unheard() <-chan time.Time {
+	if !s.cfg.Peers.joins() {
+		return nil
+	}
+	return time.After(publishPatience)
+}
+
+// caughtUp says whether this member has all that it has heard of.
+func (s *Store) caughtUp() bool {
+	lag := s.Lag()
+	snapshot := lag.Applied == 0 && s.etcd.Server.KV().Rev() > 1 // of which etcd takes no note as applied
+	return lag.LeaderKnown && lag.Committed > 0 && (snapshot || lag.Applied >= lag.Committed)
+}
+
+// startAgain starts an etcd anew that is not ready. The first thing that a new member writes is its name. Where it gets
+// the data as a snapshot, that write is in it, or is lost as its peers are replaced by those in the snapshot; either
+// way etcd never hears what became of it, waits for 7 s, and serves nobody until then. The second time there is no
+// snapshot to get.
+func (s *Store) startAgain(ctx context.Context, config *embed.Config) error {
+	result := make(chan error, 1)
+	go func() { // which etcd's last words may end
+		s.stopEtcd()
+		s.etcd = nil
+		s.quiet.Store(false)
+		result <- s.start(ctx, config)
+	}()
+	var err error
+	select {
+	case err = <-result:
+	case err = <-s.terminal:
+	}
+	if err != nil {
+		return fmt.Errorf("start etcd with what it got from the others: %w", err)
+	}
+	return nil
+}
+
 // waiting says from time to time what keeps Open.
 type waiting struct {
 	store   *Store
@@ -358,7 +420,7 @@ func (w *waiting) say() {
 	if len(w.others) == 0 {
 		return
 	}
-	w.store.log.Warn("storage waits for other hosts: most of the members must be up", "for", time.Since(w.since).Round(time.Second),
+	w.store.log.Warn("storage waits for other hosts: most of the members must be up; if they are gone for good, make a snapshot of this one and restore that", "for", time.Since(w.since).Round(time.Second),
 		"others", w.others)
 }
 
@@ -391,6 +453,7 @@ func (s *Store) etcdConfig(socket string) (*embed.Config, error) {
 	cfg.Dir = s.cfg.Dir
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(s.etcdLog)
 	cfg.UnsafeNoFsync = s.cfg.UnsafeNoFsync
+	cfg.ForceNewCluster = s.cfg.forceAlone
 	cfg.QuotaBackendBytes = s.cfg.BackendQuota
 	cfg.MaxRequestBytes = requestBytes
 	cfg.BackendFreelistType = "map" // the array's cost grows with the square of what compaction frees
@@ -479,6 +542,13 @@ func (s *Store) Bytes(tenantUID, directory string) (bytes, keys int64) {
 	return d.bytes, d.keys
 }
 
+// Vacant has filled called once when a directory as for [Store.Bytes] gets its first key, whoever writes it, and says
+// at which revision there was none; it is not ok, and calls nothing, if there is one. filled must be quick and must
+// not call the Store. The caller calls forget when it no longer waits; filled may be called until that returns.
+func (s *Store) Vacant(tenantUID, directory string, filled func()) (revision int64, forget func(), ok bool) {
+	return s.ledger.vacant(tenantUID, directory, filled)
+}
+
 // Usage is what a tenant stores, with every write that was acknowledged before the call. It waits for the bookkeeping,
 // microseconds normally and as long as a defragmentation at worst.
 func (s *Store) Usage(tenantUID string) Usage {
@@ -550,12 +620,13 @@ func (s *Store) wipe(ctx context.Context, prefix string) error {
 	return errors.New("keys keep being written: stop the tenant's API servers first")
 }
 
-// Close stops everything, in this order: maintenance and bookkeeping; the clients, which ends their watches; etcd;
+// Close stops everything, in this order: leading, if this member does; maintenance and bookkeeping; the clients, which ends their watches; etcd;
 // the socket's directory and the lock. Other users of the endpoint, API servers above all, must be stopped before:
 // one told to stop together with its etcd may never return. Close may be repeated.
 func (s *Store) Close() error {
 	s.closed.Do(func() {
 		close(s.closing)
+		s.handOver(context.Background())
 		s.stop()
 		// A goroutine of etcd that failed may have taken a lock with it.
 		if !s.within(s.upkeep.Wait) {
@@ -621,6 +692,9 @@ func (s *Store) within(f func()) bool {
 }
 
 func (s *Store) stopEtcd() {
+	if s.etcd == nil {
+		return
+	}
 	s.quiet.Store(true)
 	select {
 	case <-s.etcd.Server.ReadyNotify():
