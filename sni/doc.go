@@ -64,15 +64,16 @@
 //
 // Here it is pending until it is on its way, and then has a place of
 // [Config].MaxForwarded and MaxForwardedPerName, of each of which one source gets
-// SourceShare. It costs two goroutines, two sockets and, while the kernel moves the
-// bytes, two pipes. The end of one direction is passed on, and the other goes on:
-// without a bound when it is the client that has ended, for 10 s when it is the
-// tenant, so that a client that was turned away there cannot stay here. A peer that
-// is silent is asked whether it is there after 30 s and given up after a minute; a
+// SourceShare. It costs two goroutines and two sockets, and a buffer or a pipe for a
+// direction only while that moves bytes: by splice what is larger than a TLS record.
+// The end of one direction is passed on, and the other goes on: without a bound when
+// it is the client that has ended, for 10 s when it is the tenant, so that a client
+// that was turned away there cannot stay here. A peer that is silent is asked whether it is there after 30 s and given up after a minute; a
 // host that is known to be dead need not be waited for: [Router.EndForwards].
 //
 // A name may be said to be expected: its connections wait, at most 128 of them and
-// until their HelloTimeout, for a listener or a host that has it.
+// until their HelloTimeout, for a listener or a host that has it. [Config].Asked is
+// told of those that wait, so that their tenant can be woken or started first.
 //
 // # What a client that shows nothing can cost
 //

@@ -7,10 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,8 +20,8 @@ import (
 
 const (
 	// DefaultMaxForwarded bounds the connections that are forwarded, as
-	// DefaultMaxConns does a tenant's. Each costs six descriptors with the pipes
-	// that the kernel splices through, and two goroutines.
+	// DefaultMaxConns does a tenant's. Each costs two descriptors and two goroutines,
+	// and those that are moving much at the moment two more for each pipe.
 	DefaultMaxForwarded = 10000
 
 	// DefaultMaxForwardedPerName leaves half of DefaultMaxForwarded to the tenants
@@ -134,12 +134,12 @@ func (s *forwards) done(f *forward) {
 	s.running.Done()
 }
 
-// end ends those that lead to address, or all for an empty one.
-func (s *forwards) end(address string, how outcome) (n int) {
+// end ends those that which says.
+func (s *forwards) end(how outcome, which func(*forward) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.open {
-		if address == "" || f.address == address {
+		if which(f) {
 			f.end(how)
 			n++
 		}
@@ -159,7 +159,7 @@ func (s *forwards) close(grace time.Duration) {
 	select {
 	case <-ended:
 	case <-timer.C:
-		s.end("", outcomeShutdown)
+		s.end(outcomeShutdown, func(*forward) bool { return true })
 		<-ended
 	}
 }
@@ -177,10 +177,18 @@ func (s *forwards) count() int {
 // tell, and clients would wait for it until the kernel gives up, a minute when they
 // say nothing and up to a quarter of an hour when they do.
 func (r *Router) EndForwards(address string) int {
-	if address == "" {
-		return 0
-	}
-	return r.forwards.end(address, outcomeEnded)
+	return r.forwards.end(outcomeEnded, func(f *forward) bool { return f.address == address })
+}
+
+// Recall closes the connections that are forwarded to other hosts and would go to a
+// listener here if they came now, and returns how many there were. It is for
+// clients that come back at once and are to be here: tunnel agents, which each of a
+// tenant's API servers needs its own connections of.
+func (r *Router) Recall(to *Listener) int {
+	return r.forwards.end(outcomeEnded, func(f *forward) bool {
+		l, _ := r.lookup(f.target)
+		return l == to
+	})
 }
 
 // outcome says how a forwarded connection ended. Its text is a label.
@@ -189,7 +197,7 @@ type outcome string
 const (
 	outcomeClosed   outcome = "closed"   // by both ends, in order
 	outcomeBroken   outcome = "broken"   // reset, or the peer is gone
-	outcomeEnded    outcome = "ended"    // by EndForwards
+	outcomeEnded    outcome = "ended"    // by EndForwards or Recall
 	outcomeShutdown outcome = "shutdown" // by Close
 )
 
@@ -200,12 +208,13 @@ func outcomes() []outcome {
 // forward is a connection that another host's port has, and this one passes on.
 type forward struct {
 	router  *Router
-	name    string
+	target  target // its own copy
 	address string
 	source  netip.Addr // what it is counted by, if valid
 
 	client, remote net.Conn
 	how            atomic.Value // outcome, the first one counts
+	clientEnded    atomic.Bool  // in order, and remote has been told
 }
 
 // forward dials a host that has the target's name and sends it what the client
@@ -215,7 +224,8 @@ func (r *Router) forward(a *arrival, to target, addresses []string, deadline tim
 	if why := r.forwards.enter(to.name, a.source); why != accepted {
 		return nil, why
 	}
-	f := &forward{router: r, name: to.name, source: a.source, client: a.conn}
+	to.protocols = slices.Clone(to.protocols) // they lie in the buffer
+	f := &forward{router: r, target: to, source: a.source, client: a.conn}
 	why := f.begin(a, addresses, deadline)
 	if why != accepted {
 		if f.remote != nil {
@@ -232,7 +242,7 @@ func (r *Router) forward(a *arrival, to target, addresses []string, deadline tim
 
 func (f *forward) begin(a *arrival, addresses []string, deadline time.Time) reason {
 	r := f.router
-	header, err := forwardHeader(a, f.name)
+	header, err := forwardHeader(a, f.target.name)
 	if err != nil { // an address that is none
 		r.log.Debug("cannot say whose connection it is", "remote", a.conn.RemoteAddr(), "error", err)
 		return unreachable
@@ -241,12 +251,12 @@ func (f *forward) begin(a *arrival, addresses []string, deadline time.Time) reas
 		if r.done.Err() != nil {
 			return shutdown
 		}
-		r.log.Debug("no host that has the name takes its connection", "name", f.name, "addresses", addresses, "error", err)
+		r.log.Debug("no host that has the name takes its connection", "name", f.target.name, "addresses", addresses, "error", err)
 		return unreachable
 	}
 	_ = f.remote.SetDeadline(deadline) // if it fails, so does the write
 	if _, err := f.remote.Write(append(header, a.buffer.bytes...)); err != nil {
-		r.log.Debug("cannot forward a connection", "name", f.name, "address", f.address, "error", err)
+		r.log.Debug("cannot forward a connection", "name", f.target.name, "address", f.address, "error", err)
 		return unreachable
 	}
 	if !r.gate.claim(a.conn) {
@@ -273,7 +283,6 @@ func (f *forward) dial(addresses []string, deadline time.Time) error {
 		done()
 		if err == nil {
 			f.remote, f.address = c, address
-			keepAlive(c)
 			return nil
 		}
 		failures = errors.Join(failures, err)
@@ -333,23 +342,25 @@ func (f *forward) run() {
 	r.metrics.forwarded.WithLabelValues(string(how)).Inc()
 	r.metrics.forwardedBytes.WithLabelValues("to_host").Add(float64(sent))
 	r.metrics.forwardedBytes.WithLabelValues("to_client").Add(float64(received))
-	r.log.Debug("forwarded connection ended", "outcome", string(how), "name", f.name, "address", f.address)
-	r.forwards.leave(f.name, f.source)
+	r.log.Debug("forwarded connection ended", "outcome", string(how), "name", f.target.name, "address", f.address)
+	r.forwards.leave(f.target.name, f.source)
 	r.forwards.done(f)
 }
 
 // pass copies one direction until its end, which it passes on too. Both ends are
 // what the kernel gave us, not wrapped, so that it moves the bytes by itself.
 func (f *forward) pass(to, from net.Conn) int64 {
-	n, err := io.Copy(to, from)
+	n, err := f.router.relays.copy(to, from)
 	switch {
+	case err == nil && from == f.remote && f.clientEnded.Load(): // what is left is to close both
+	case err == nil && from == f.client:
+		_ = closeWrite(to)
+		f.clientEnded.Store(true)
 	case err == nil:
 		_ = closeWrite(to)
-		if from == f.remote {
-			late := time.Now().Add(f.router.halfClosedTime)
-			_ = f.client.SetReadDeadline(late)
-			_ = f.remote.SetWriteDeadline(late)
-		}
+		late := time.Now().Add(f.router.halfClosedTime)
+		_ = f.client.SetReadDeadline(late)
+		_ = f.remote.SetWriteDeadline(late)
 	case errors.Is(err, os.ErrDeadlineExceeded): // ours, after the other direction's end
 		_ = closeWrite(to)
 	default:
@@ -372,7 +383,7 @@ func (f *forward) end(how outcome) {
 
 // forwardDialer dials other hosts.
 func forwardDialer(from netip.Addr) *net.Dialer {
-	d := new(net.Dialer)
+	d := &net.Dialer{KeepAliveConfig: keepAliveConfig()}
 	if from.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 	}

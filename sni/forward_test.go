@@ -654,6 +654,52 @@ func TestEndForwards(t *testing.T) {
 	await(t, "both counted", func() bool { return a.ended(outcomeEnded) == 2 && a.forwarded() == 1 })
 }
 
+func TestRecall(t *testing.T) {
+	const globex = "globex.example.com"
+	a, b := pair(t, Config{})
+	serve := func(p *port, as, name string, protocols ...string) *Listener {
+		l := p.listen(ListenConfig{Tenant: name, Names: []string{name}, Protocols: protocols})
+		serveTenant(t, l, as)
+		return l
+	}
+	serve(b, "api on b", acme)
+	serve(b, "tunnel on b", acme, "konnectivity")
+	serve(b, "globex on b", globex)
+	a.SetRemotes(map[string]Remote{acme: {Addresses: []string{b.addr}}, globex: {Addresses: []string{b.addr}}})
+	tunnel := func() (net.Conn, string) {
+		cfg := clientConfig(acme)
+		cfg.NextProtos = []string{"konnectivity", "h2"}
+		conn := tls.Client(a.dial(nil), cfg)
+		return conn, ask(t, conn)
+	}
+	api, other := a.mustConnect(acme, "api on b"), a.mustConnect(globex, "globex on b")
+	agent, got := tunnel()
+	if got != "tunnel on b" {
+		t.Fatalf("the agent reached %q", got)
+	}
+
+	serve(a, "api on a", acme)
+	here := serve(a, "tunnel on a", acme, "konnectivity")
+	if n := a.Recall(here); n != 1 {
+		t.Errorf("%d recalled, want the agent's", n)
+	}
+	if _, err := agent.Read(make([]byte, 1)); err == nil {
+		t.Error("the agent's connection is still open")
+	}
+	if _, got := tunnel(); got != "tunnel on a" {
+		t.Errorf("the agent then reached %q", got)
+	}
+	if n := a.Recall(here); n != 0 {
+		t.Errorf("%d recalled, where none was forwarded", n)
+	}
+	if got := ask(t, api); got != "api on b" {
+		t.Errorf("the API's connection leads to %q", got)
+	}
+	if got := ask(t, other); got != "globex on b" {
+		t.Errorf("the other tenant's connection leads to %q", got)
+	}
+}
+
 func TestRouterCloseEndsForwarded(t *testing.T) {
 	hi := hello(named(acme))
 	t.Run("in order, within the grace", func(t *testing.T) {
@@ -820,6 +866,58 @@ func TestHoldsForAnExpectedName(t *testing.T) {
 	})
 }
 
+// Whoever runs the tenants hears of names that connections wait for.
+func TestAsksForWhatIsWaitedFor(t *testing.T) {
+	type question struct {
+		name   string
+		source netip.Addr
+	}
+	asked := make(chan question, 100)
+	p := openHost(t, hostA, Config{Asked: func(name string, source netip.Addr) {
+		select {
+		case asked <- question{name, source}:
+		default:
+		}
+	}})
+	want := question{acme, netip.MustParseAddr("127.0.0.1")}
+	p.SetRemotes(map[string]Remote{acme: {Expected: true}})
+	p.dial(hello(named("ACME.example.com")))
+	for range 2 { // and again, as long as it waits
+		if got := <-asked; got != want {
+			t.Fatalf("asked for %v, want %v", got, want)
+		}
+	}
+
+	l := p.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	await(t, "it is in the backlog", func() bool { return l.Open() == 1 })
+	for len(asked) > 0 {
+		<-asked
+	}
+	p.dial(hello(named(acme))) // nobody accepts yet
+	if got := <-asked; got != want {
+		t.Errorf("asked for %v, want %v", got, want)
+	}
+	var c net.Conn
+	var err error
+	for range 2 {
+		if c, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+	for len(asked) > 0 {
+		<-asked
+	}
+	p.dial(hello(named(acme)))
+	if c, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if len(asked) > 0 {
+		t.Errorf("asked for %v, whose owner accepts", <-asked)
+	}
+}
+
 func TestForwardsManyAtOnce(t *testing.T) {
 	const many = 1000
 	cfg := Config{MaxPending: 2 * many, MaxPendingPerSource: 2 * many, SourceShare: 100, HandshakeTimeout: forever}
@@ -863,6 +961,7 @@ func TestForwardRaces(t *testing.T) {
 	for range 2 {
 		a, b := pair(t, Config{})
 		b.tenant(ListenConfig{Tenant: "steady", Names: []string{"steady.example.com"}})
+		a.SetRemotes(map[string]Remote{"steady.example.com": {Addresses: []string{b.addr}}})
 		var work sync.WaitGroup
 		stop := make(chan struct{})
 		repeat := func(f func()) {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"golang.org/x/crypto/cryptobyte"
@@ -101,7 +102,8 @@ type Listener struct {
 	tenant    string
 	protocols []string // what it has in the site of each of its names
 	addr      *net.TCPAddr
-	queue     chan *conn // sent to under mu, closed by Close
+	queue     chan *conn  // sent to under mu, closed by Close
+	accepting atomic.Bool // its owner has called Accept
 
 	names []string // guarded by router.mu, canonical
 
@@ -162,6 +164,7 @@ func (r *Router) Listen(cfg ListenConfig) (*Listener, error) {
 // finished its handshake: by setting a deadline to the zero time, as net/http and
 // gRPC do then, or by calling its method Established().
 func (l *Listener) Accept() (net.Conn, error) {
+	l.accepting.Store(true)
 	for c := range l.queue {
 		if c.begin() {
 			return c, nil

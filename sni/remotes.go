@@ -16,6 +16,10 @@ import (
 // DefaultBacklog does those that wait for a listener's owner.
 const maxHeld = DefaultBacklog
 
+// askInterval is how often a held connection asks for its name again: who could not
+// have its tenant started a moment ago may be able to now.
+const askInterval = 500 * time.Millisecond
+
 // Remote says where the tenant of a name is, if it is not here.
 type Remote struct {
 	// Addresses are the one ports ("host:port") of the hosts that have it, the best
@@ -24,8 +28,9 @@ type Remote struct {
 	Addresses []string
 
 	// Expected says that somebody will have the name within moments, because its
-	// tenant moves or wakes up. As long as nobody does, connections for it wait, at
-	// most 128 of them and until their [Config].HelloTimeout, and count as pending.
+	// tenant moves, or is asleep and will be woken ([Config].Asked). As long as nobody
+	// does, connections for it wait, at most 128 of them and until their
+	// [Config].HelloTimeout, and count as pending.
 	Expected bool
 }
 
@@ -107,7 +112,7 @@ func (r *Router) find(a *arrival, to target, deadline time.Time) (*Listener, []s
 		case why == noProtocol:
 			return nil, nil, why
 		case remote.Expected:
-			if why := r.hold(to.name, news, deadline); why != accepted {
+			if why := r.hold(a, to.name, news, deadline); why != accepted {
 				return nil, nil, why
 			}
 		case a.forwarded:
@@ -118,21 +123,27 @@ func (r *Router) find(a *arrival, to target, deadline time.Time) (*Listener, []s
 	}
 }
 
-// hold waits for news of who has a name.
-func (r *Router) hold(name string, news <-chan struct{}, deadline time.Time) reason {
+// hold waits for news of who has a name, and asks for it.
+func (r *Router) hold(a *arrival, name string, news <-chan struct{}, deadline time.Time) reason {
 	if !r.remotes.hold(name) {
 		return backlog
 	}
 	defer r.remotes.letGo(name)
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
-	select {
-	case <-news:
-		return accepted
-	case <-timer.C:
-		return holdTimeout
-	case <-r.done.Done():
-		return shutdown
+	again := time.NewTicker(askInterval)
+	defer again.Stop()
+	for {
+		r.asked(name, a.source)
+		select {
+		case <-news:
+			return accepted
+		case <-timer.C:
+			return holdTimeout
+		case <-r.done.Done():
+			return shutdown
+		case <-again.C:
+		}
 	}
 }
 

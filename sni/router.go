@@ -109,6 +109,13 @@ type Config struct {
 	// Zero or less means DefaultForwardGrace.
 	ForwardGrace time.Duration
 
+	// Asked, if set, is called with the canonical name that a connection waits for,
+	// because it is expected ([Remote].Expected) or because its listener's owner has
+	// not begun to accept, and whose connection it is, if that is valid: once each
+	// half second while it is held, and once when it joins a backlog. It must not
+	// block.
+	Asked func(name string, source netip.Addr)
+
 	// Logger gets changes of state; at debug level also refusals, and who a
 	// connection is from by its PROXY header. Nil discards.
 	Logger *slog.Logger
@@ -127,6 +134,7 @@ type Router struct {
 	forwardGrace     time.Duration
 	dial             func(ctx context.Context, network, address string) (net.Conn, error)
 	trustedProxies   []netip.Prefix
+	asked            func(name string, source netip.Addr)
 	log              *slog.Logger
 	metrics          *metrics
 	gate             *gate
@@ -136,9 +144,11 @@ type Router struct {
 	stop             context.CancelFunc
 
 	buffers buffers
+	relays  relays
 	news    atomic.Pointer[chan struct{}] // closed and replaced when names or remotes change
 
-	// mu guards what follows. It is taken before a Listener's mu, never after.
+	// mu guards what follows. It is taken before a Listener's mu and after the
+	// forwards', never the other way round.
 	mu        sync.RWMutex
 	closed    bool
 	names     map[string]site
@@ -171,6 +181,9 @@ func New(cfg Config) *Router {
 	if cfg.ForwardGrace <= 0 {
 		cfg.ForwardGrace = DefaultForwardGrace
 	}
+	if cfg.Asked == nil {
+		cfg.Asked = func(string, netip.Addr) {}
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -183,6 +196,7 @@ func New(cfg Config) *Router {
 		forwardGrace:     cfg.ForwardGrace,
 		dial:             forwardDialer(cfg.ForwardFrom).DialContext,
 		trustedProxies:   slices.Clone(cfg.TrustedProxies),
+		asked:            cfg.Asked,
 		log:              cfg.Logger,
 		metrics:          newMetrics(),
 		gate:             newGate(cfg.MaxPending, cfg.MaxPendingPerSource),
@@ -255,6 +269,7 @@ func (r *Router) Close() error {
 	r.stop()
 	r.gate.close()
 	r.forwards.close(r.forwardGrace)
+	r.relays.close()
 	return nil
 }
 
@@ -269,7 +284,7 @@ func (r *Router) admit(c net.Conn) {
 	}
 	go func() {
 		if f := r.route(c, source, from); f != nil {
-			f.run()
+			go f.run() // on a new stack: dialling has made this one large
 		}
 	}()
 }
@@ -422,19 +437,24 @@ func (r *Router) handOff(a *arrival, to target, l *Listener) (why reason) {
 			peeked: a.buffer, rest: a.buffer.bytes,
 		})
 		if !closed {
+			if why == accepted && !l.accepting.Load() {
+				r.asked(to.name, a.source)
+			}
 			return why
 		}
 	}
 	return why
 }
 
-// keepAlive makes the kernel notice within a minute that a worker or its
+// keepAliveConfig makes the kernel notice within a minute that a worker or its
 // network is gone; a dead kubelet's watches would hold its places until then.
+func keepAliveConfig() net.KeepAliveConfig {
+	return net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
+}
+
 func keepAlive(c net.Conn) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		// A failure means that the peer is gone, which the first read tells too.
-		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{
-			Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3,
-		})
+		_ = tcp.SetKeepAliveConfig(keepAliveConfig())
 	}
 }
