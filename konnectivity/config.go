@@ -57,6 +57,11 @@ type Config struct {
 	// agent connects until it has found that many. Nil means one.
 	Replicas func() int
 
+	// Gathering is how long after the first Serve dials wait for an agent if none has
+	// come yet, instead of failing: those of a server before this one are on their
+	// way. Zero or less means not at all.
+	Gathering time.Duration
+
 	// DialTimeout bounds what one agent takes over one dial; a dial asks at most
 	// two. Zero or less means DefaultDialTimeout.
 	DialTimeout time.Duration

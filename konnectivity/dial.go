@@ -39,8 +39,8 @@ type answer struct {
 //
 // An address of a node goes to that node's agent, everything else to any. Where
 // another agent may serve as well, a dial that fails is tried once more, through
-// another one. Errors are [*net.OpError]s; they wrap [ErrNoAgent] at once when
-// nobody could be asked.
+// another one. Errors are [*net.OpError]s; they wrap [ErrNoAgent] when nobody could
+// be asked: at once, but for the time of [Config].Gathering.
 //
 // The connection has deadlines and, through our own agent, CloseWrite. It must
 // be closed.
@@ -80,6 +80,9 @@ func (s *Server) dial(ctx context.Context, network, address string) (*conn, erro
 // attempts asks one agent and, if it may, another one.
 func (s *Server) attempts(ctx context.Context, network, address, host string) (*conn, error) {
 	first, bound := s.choose(host, nil)
+	if first == nil && s.expect(ctx) {
+		first, bound = s.choose(host, nil)
+	}
 	if first == nil {
 		return nil, ErrNoAgent
 	}
@@ -95,6 +98,25 @@ func (s *Server) attempts(ctx context.Context, network, address, host string) (*
 		return c, nil
 	}
 	return nil, err
+}
+
+// expect waits for the first agent of all, while it may be on its way. It is false
+// when there was nothing to wait for.
+func (s *Server) expect(ctx context.Context) bool {
+	select {
+	case <-s.gathered:
+		return false
+	default:
+	}
+	timer := time.NewTimer(s.config.Gathering) // not for ever if nobody serves
+	defer timer.Stop()
+	select {
+	case <-s.gathered:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-s.ctx.Done():
+	}
+	return true
 }
 
 // attempt asks one agent.

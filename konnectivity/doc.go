@@ -77,7 +77,7 @@
 //
 //	a packet that contradicts itself, or one over 256 KiB   its connection
 //	memory                                                  MaxStreams times 448 KiB
-//	connections                                             MaxAgents, 4 for one identity
+//	connections                                             MaxAgents, 16 for one identity
 //	reviews of strangers' tokens                            16 at a time, 10 s each
 //
 // The 448 KiB are 256 under way, 64 received, and 128 to be sent, half of them in

@@ -51,9 +51,9 @@ const (
 	// maxHeaders holds a token of the largest size that is seen, with room.
 	maxHeaders = 16 << 10
 
-	// maxSessions is how many connections one agent may have: the current one, an
-	// older one that finishes, and the same by a second way.
-	maxSessions = 4
+	// maxSessions is how many connections one agent may have: ours has up to three
+	// ways here, each with a connection that finishes, and tries as many others.
+	maxSessions = 16
 )
 
 // errClosed ends what was going on when the server was closed.
@@ -63,15 +63,18 @@ var errClosed = errors.New("the tunnel server was closed")
 // concurrent use.
 type Server struct {
 	// Constant after construction.
-	config  Config
-	log     *slog.Logger
-	id      string
-	grpc    *grpc.Server
-	metrics *metrics
-	reviews chan struct{} // holds one for each first review under way
-	ctx     context.Context
-	cancel  context.CancelFunc
-	running sync.WaitGroup // what reads and writes streams
+	config   Config
+	log      *slog.Logger
+	id       string
+	grpc     *grpc.Server
+	metrics  *metrics
+	reviews  chan struct{} // holds one for each first review under way
+	served   func()        // starts the time that agents have to gather
+	gathered chan struct{} // closed when it is over, or an agent has come
+	gather   func()        // closes gathered
+	ctx      context.Context
+	cancel   context.CancelFunc
+	running  sync.WaitGroup // what reads and writes streams
 
 	used atomic.Int64 // open connections and dials
 
@@ -93,11 +96,17 @@ func New(config Config) (*Server, error) {
 		log:      config.Logger,
 		id:       rand.Text(),
 		reviews:  make(chan struct{}, maxReviews),
+		gathered: make(chan struct{}),
 		sessions: make(map[identity][]*session),
 		dials:    make(map[int64]*dial),
 	}
 	s.metrics = newMetrics(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.gather = sync.OnceFunc(func() { close(s.gathered) })
+	s.served = sync.OnceFunc(func() {
+		late := time.AfterFunc(config.Gathering, s.gather)
+		context.AfterFunc(s.ctx, func() { late.Stop() })
+	})
 	s.grpc = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(harden(config.TLS))),
 		grpc.ConnectionTimeout(handshakeTimeout),
@@ -126,6 +135,7 @@ func New(config Config) (*Server, error) {
 // Serve accepts agents from l until l or the server is closed, which is no
 // error. It owns l. It may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
+	s.served()
 	err := s.grpc.Serve(l)
 	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
 		return nil
@@ -355,6 +365,7 @@ func (s *Server) register(a *session) error {
 		s.mu.Unlock()
 		return status.Errorf(codes.ResourceExhausted, "%d tunnel agents are connected already", s.config.MaxAgents)
 	}
+	s.gather()
 	of := append(s.sessions[a.id], a)
 	s.sessions[a.id] = of
 	s.count++

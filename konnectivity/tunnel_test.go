@@ -6,6 +6,7 @@ package konnectivity
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -59,6 +61,83 @@ func TestNoAgent(t *testing.T) {
 	var op *net.OpError
 	if !errors.Is(err, ErrNoAgent) || !errors.As(err, &op) || !strings.Contains(err.Error(), "10.0.0.1:10250") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// Upstream's agent dials one address until it has found all replicas behind it.
+func TestUpstreamsAgentFindsReplicas(t *testing.T) {
+	replicas := func(c *Config) { c.Replicas = func() int { return 2 } }
+	one := newCluster(t, replicas)
+	other := newCluster(t, replicas, func(c *Config) {
+		c.TLS = &tls.Config{Certificates: []tls.Certificate{*one.ca.serving(t)}, ClientCAs: one.ca.pool}
+	})
+	addresses := []string{one.address, other.address}
+	var turn atomic.Int64
+	one.address = target(t, func(agent *net.TCPConn) {
+		replica, err := net.Dial("tcp", addresses[turn.Add(1)%2])
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer replica.Close()
+		var back sync.WaitGroup
+		back.Go(func() {
+			io.Copy(agent, replica)
+			agent.Close()
+		})
+		io.Copy(replica, agent)
+		replica.Close()
+		back.Wait()
+	})
+	one.upstreams(t, "node-a", "", one.ca.node(t, "node-a"))
+	other.waitFor(t, "node-a")
+}
+
+// A server that has just started waits for agents, which need a moment to come.
+func TestDialWaitsForTheFirstAgent(t *testing.T) {
+	c := newCluster(t, func(cfg *Config) { cfg.Gathering = time.Hour })
+	address := echo(t)
+	dialled := make(chan error, 1)
+	go func() {
+		conn, err := c.Dial(t.Context(), "tcp", address)
+		if err == nil {
+			err = errors.Join(roundTrip(conn, "hello"), conn.Close())
+		}
+		dialled <- err
+	}()
+	eventually(t, "the dial waits", func() bool { return c.used.Load() == 1 })
+	a := c.ours(t, "node-a")
+	if err := <-dialled; err != nil {
+		t.Errorf("dial: %v", err)
+	}
+	// Later than that, agents that are gone are not waited for.
+	a.stop()
+	eventually(t, "the agent is gone", func() bool { return len(c.Agents()) == 0 })
+	if _, err := c.Dial(t.Context(), "tcp", address); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("dial without an agent: %v", err)
+	}
+}
+
+// Neither is anybody waited for in vain.
+func TestDialWaitsNoLonger(t *testing.T) {
+	c := newCluster(t, func(cfg *Config) { cfg.Gathering = time.Millisecond })
+	if _, err := c.Dial(t.Context(), "tcp", "10.0.0.1:1"); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("dial when the time is over: %v", err)
+	}
+	c = newCluster(t, func(cfg *Config) { cfg.Gathering = time.Hour })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { _, err := c.Dial(ctx, "tcp", "10.0.0.1:1"); ended <- err }()
+	eventually(t, "the dial waits", func() bool { return c.used.Load() == 1 })
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("a dial that was given up succeeded")
+	}
+	go func() { _, err := c.Dial(t.Context(), "tcp", "10.0.0.1:1"); ended <- err }()
+	eventually(t, "the dial waits", func() bool { return c.used.Load() == 1 })
+	c.Close()
+	if err := <-ended; err == nil {
+		t.Error("a dial of a closed server succeeded")
 	}
 }
 

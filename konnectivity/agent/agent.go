@@ -32,7 +32,20 @@ const (
 	// is what a cluster waits for exec and logs after its host came back.
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 2 * time.Second
+
+	// maxWays is how many tunnels lead to one server. Hosts that do not serve the
+	// tenant forward to one that does: each host more would be a tunnel more to the
+	// same server. With one way left of three, exec and logs still work at once.
+	maxWays = 3
+
+	// DefaultSpare is how often a host that is not among them is asked again: a new
+	// replica there goes without this node for that long. Each time costs both ends a
+	// handshake.
+	DefaultSpare = 30 * time.Second
 )
+
+// errSpare ends a tunnel to a server that there are enough tunnels to.
+var errSpare = errors.New("other hosts lead to the same server")
 
 // Config configures an [Agent].
 type Config struct {
@@ -43,9 +56,10 @@ type Config struct {
 	// arrive here and at no other node.
 	Addresses []netip.Addr
 
-	// Servers returns the servers as host:port. There is one tunnel to each; the
-	// list may change at any time. A tunnel to one that is gone from it finishes
-	// what is open for 30 s. Required.
+	// Servers returns the servers as host:port. There is one tunnel to each, but for
+	// those that turn out to be the same as three others; the list may change at any
+	// time. A tunnel to one that is gone from it finishes what is open for 30 s.
+	// Required.
 	Servers func() []string
 
 	// ServerName is the tenant's hostname: SNI, and the name that a server must
@@ -68,6 +82,10 @@ type Config struct {
 	// Refresh is how often Servers and Certificate are looked at. Zero or less
 	// means DefaultRefresh.
 	Refresh time.Duration
+
+	// Spare is how often one of Servers is tried again that was the same as others.
+	// Zero or less means DefaultSpare.
+	Spare time.Duration
 
 	// Logger; nil discards.
 	Logger *slog.Logger
@@ -128,6 +146,9 @@ func New(config Config) (*Agent, error) {
 	}
 	if config.Refresh <= 0 {
 		config.Refresh = DefaultRefresh
+	}
+	if config.Spare <= 0 {
+		config.Spare = DefaultSpare
 	}
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -197,9 +218,17 @@ func (a *Agent) keep(ctx context.Context, s *slot) {
 		wait := a.config.Refresh
 		if current == nil || a.renewed(current) {
 			next, err := a.connect(ctx, s.server)
-			if err != nil {
+			if err == nil && !a.admit(s, next) {
+				// The server may have sent it a dial.
+				old.Go(func() { next.drain(ctx, errSpare) })
+				err = errSpare
+			}
+			switch {
+			case errors.Is(err, errSpare):
+				wait, backoff = jitter(a.config.Spare), minBackoff
+			case err != nil:
 				wait, backoff = jitter(backoff), min(2*backoff, maxBackoff)
-			} else {
+			default:
 				if replaced := current; replaced != nil {
 					old.Go(func() { replaced.drain(ctx, errRenewed) })
 				}
@@ -267,6 +296,24 @@ func (a *Agent) renewed(t *tunnel) bool {
 	return err == nil && cert != nil && !t.uses(cert)
 }
 
+// admit makes t the slot's tunnel, unless others lead to the same server. It takes its
+// place at once: other slots' tunnels come at the same moment.
+func (a *Agent) admit(s *slot, t *tunnel) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ways := 0
+	for _, other := range a.slots {
+		if other != s && other.tunnel != nil && other.tunnel.serverID == t.serverID {
+			ways++
+		}
+	}
+	if ways >= maxWays {
+		return false
+	}
+	s.tunnel = t
+	return true
+}
+
 // note keeps and logs what became of a slot, but not the same twice.
 func (a *Agent) note(ctx context.Context, s *slot, t *tunnel, err error) {
 	a.mu.Lock()
@@ -275,6 +322,8 @@ func (a *Agent) note(ctx context.Context, s *slot, t *tunnel, err error) {
 	a.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
+	case errors.Is(err, errSpare):
+		a.log.Debug("tunnel not open", "server", s.server, "reason", err)
 	case err == nil:
 		a.log.Info("tunnel open", "server", s.server, "server_id", t.serverID)
 	case was != t || wasErr == nil || wasErr.Error() != err.Error():

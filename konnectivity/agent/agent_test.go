@@ -225,6 +225,74 @@ func TestServersComeAndGo(t *testing.T) {
 	eventually(t, "both are connected", func() bool { return len(a.Connected()) == 2 })
 }
 
+// Of many ways to one server three are used, and others when one of them is lost. No
+// number of them keeps the agent from another server.
+func TestManyWaysToOneServer(t *testing.T) {
+	c := newCluster(t)
+	one, two := c.serve(t, "127.0.0.1:0"), c.serve(t, "127.0.0.1:0")
+	ways := []string{one.address}
+	var serving sync.WaitGroup
+	t.Cleanup(serving.Wait)
+	t.Cleanup(one.close)
+	for range 4 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ways = append(ways, l.Addr().String())
+		serving.Go(func() { one.Serve(l) })
+	}
+	var list atomic.Pointer[[]string]
+	all := append(slices.Clone(ways), two.address)
+	list.Store(&all)
+	config := c.config(t)
+	config.Servers = func() []string { return *list.Load() }
+	config.Spare = time.Second
+	a, _ := run(t, config)
+	used := func() (toOne []string, others int) {
+		for _, state := range a.Status() {
+			switch {
+			case state.Connected && state.Server == two.address:
+				others++
+			case state.Connected:
+				toOne = append(toOne, state.Server)
+			}
+		}
+		return toOne, others
+	}
+	await := func(what string) (toOne []string) {
+		eventually(t, what, func() bool {
+			var others int
+			toOne, others = used()
+			return len(toOne) == 3 && others == 1
+		})
+		return toOne
+	}
+	first := await("three ways are used, and one to the other server")
+	conn, err := one.Dial(t.Context(), "tcp", echo(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The others are tried again and again, which the server notices and no more.
+	seen := map[time.Time]bool{}
+	eventually(t, "the server has seen others come", func() bool {
+		for _, session := range one.Agents() {
+			seen[session.Since] = true
+		}
+		return len(seen) > 10
+	})
+	if err := check(conn); err != nil {
+		t.Errorf("an open connection did not survive: %v", err)
+	}
+	if now := await("three are still used"); !slices.Equal(now, first) {
+		t.Errorf("the ways are %v, and were %v", now, first)
+	}
+	left := slices.DeleteFunc(slices.Clone(all), func(address string) bool { return address == first[0] })
+	list.Store(&left)
+	eventually(t, "another way is used", func() bool { return !slices.Contains(await("three are used again"), first[0]) })
+}
+
 func TestReconnects(t *testing.T) {
 	c := newCluster(t)
 	s := c.serve(t, "127.0.0.1:0")

@@ -3,7 +3,7 @@
 
 // Package agent is the worker's end of the tunnel: through it a tenant's API
 // server, which cannot reach the worker's network, reaches kubelets, pods and
-// services. It keeps one TLS connection to each host, proves itself with the
+// services. It keeps a TLS connection to each host, proves itself with the
 // kubelet's client certificate and connects to what the API server asks for.
 //
 // Package worker imports it. It links neither the tunnel's server nor anything of
@@ -30,6 +30,15 @@
 // still queued. The protocol is upstream's, with one addition: each connection
 // travels on a gRPC stream of its own, so that HTTP/2's flow control holds up that
 // one alone and half-close has a meaning. Package konnectivity says how.
+//
+// # Which hosts
+//
+// Each of a tenant's API servers has a tunnel server, which needs a tunnel of every
+// node. Hosts that serve the tenant answer themselves, the others forward to one that
+// does. So the agent dials all, and finds all servers. Three ways to one server are
+// enough: a host that is a fourth is left, and tried again every 30 s. A host that
+// begins to serve a tenant ends the tunnels that it has forwarded, which come back at
+// once and stay.
 //
 // # When it reconnects
 //
