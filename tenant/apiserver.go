@@ -34,7 +34,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/apiserver/pkg/util/webhook"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -62,7 +61,8 @@ type apiServer struct {
 	run       func(ctx context.Context) error
 	loopback  *rest.Config
 	client    kubernetes.Interface
-	informers informers.SharedInformerFactory
+	informers *informerSet
+	store     *backend
 	listener  *listener
 	tunnel    *tunnel
 	close     func()
@@ -114,8 +114,11 @@ func (cp *ControlPlane) newAPIServer(ctx context.Context, public net.Listener) (
 	if err != nil {
 		return nil, fmt.Errorf("make storage factory: %w", err)
 	}
-	storageFactory.StorageConfig.StorageObjectCountTracker = generic.StorageObjectCountTracker
 	store := &backend{ctx: ctx, storage: cp.cfg.Platform.storage, uid: cp.cfg.UID}
+	store.counts.storage, store.counts.uid = store.storage, store.uid
+	s.store = store
+	generic.StorageObjectCountTracker = &store.counts
+	storageFactory.StorageConfig.StorageObjectCountTracker = &store.counts
 	secrets, err := newSecretsTransformer(cp.cfg.Authority.SecretsKey())
 	if err != nil {
 		return nil, err
@@ -166,7 +169,7 @@ func (cp *ControlPlane) newAPIServer(ctx context.Context, public net.Listener) (
 	if err != nil {
 		return nil, fmt.Errorf("create API of CRDs: %w", err)
 	}
-	kubeServer, client, err := cp.newKubeServer(kube, extensionsServer.GenericAPIServer)
+	kubeServer, client, err := cp.newKubeServer(kube, extensionsServer.GenericAPIServer, versionedInformers.storage)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +188,9 @@ func (cp *ControlPlane) newAPIServer(ctx context.Context, public net.Listener) (
 	}
 	if s.run, err = aggregation.install(front, aggregator); err != nil {
 		return nil, fmt.Errorf("prepare API server: %w", err)
+	}
+	for _, server := range []*genericapiserver.GenericAPIServer{front.GenericAPIServer, kubeServer, extensionsServer.GenericAPIServer} {
+		forgetCallers(server.Handler.NonGoRestfulMux)
 	}
 	return s, nil
 }
@@ -219,9 +225,8 @@ func (cp *ControlPlane) options(ctx context.Context) (options.CompletedOptions, 
 	// use an endpoint and stops with the first of them.
 	o.Etcd.StorageConfig.CompactionInterval = 0
 	o.Etcd.StorageConfig.DBMetricPollInterval = 0
-	// Counting objects serves the estimate of what a list costs; a count per
-	// resource and minute is more than idle control planes should do.
-	o.Etcd.StorageConfig.CountMetricPollPeriod = 5 * time.Minute
+	// Counting objects serves the estimate of what a list costs: see objectCounts.
+	o.Etcd.StorageConfig.CountMetricPollPeriod = 0
 	o.Etcd.SkipHealthEndpoints = true
 
 	// The tenant's administrators see neither the process nor its profiles.
@@ -290,7 +295,7 @@ func (cp *ControlPlane) options(ctx context.Context) (options.CompletedOptions, 
 
 // genericConfig does what upstream's BuildGenericConfig does, with our listener,
 // loopback client, egress and OpenAPI definitions in place of its own.
-func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOptions, ln net.Listener, loopback *rest.Config, tunnel *tunnel) (*genericapiserver.Config, informers.SharedInformerFactory, error) {
+func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOptions, ln net.Listener, loopback *rest.Config, tunnel *tunnel) (*genericapiserver.Config, *informerSet, error) {
 	c := genericapiserver.NewConfig(legacyscheme.Codecs)
 	c.MergedResourceConfig = controlplane.DefaultAPIResourceConfigSource()
 	if err := o.GenericServerRunOptions.ApplyTo(c); err != nil {
@@ -307,16 +312,16 @@ func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOp
 	c.LoopbackClientConfig = loopback
 	c.EnableMetrics = false // the registry is the process's: it would show every tenant's
 	c.BuildHandlerChainFunc = func(h http.Handler, c *genericapiserver.Config) http.Handler {
-		return answerFirst(partWith(cp.requests.wrap(cp.limiter.Handler(h, func(api http.Handler) http.Handler {
-			return genericapiserver.DefaultBuildHandlerChain(api, c)
-		}, c.RequestInfoResolver, c.LongRunningFunc)), &cp.retired), bodyRest)
+		return answerFirst(cp.requests.wrap(cp.limiter.Handler(h, func(api http.Handler) http.Handler {
+			return genericapiserver.DefaultBuildHandlerChain(cp.activity.wrap(api), c)
+		}, c.RequestInfoResolver, c.LongRunningFunc)), bodyRest)
 	}
 
 	client, err := kubernetes.NewForConfig(loopback)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make loopback client: %w", err)
 	}
-	shared := informers.NewSharedInformerFactoryWithOptions(client, 10*time.Minute, informers.WithTransform(trimManagedFields))
+	shared := newInformerSet(client, newObjectStorage(legacyscheme.Scheme), 10*time.Minute)
 	if err := o.Features.ApplyTo(c, client, shared); err != nil {
 		return nil, nil, fmt.Errorf("apply features: %w", err)
 	}
@@ -360,7 +365,7 @@ func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOp
 // newKubeServer makes the server of the built-in API. It does what upstream's
 // controlplane.CompletedConfig.New does, but with post-start hooks that cannot
 // end the process.
-func (cp *ControlPlane) newKubeServer(config *controlplane.Config, next genericapiserver.DelegationTarget) (*genericapiserver.GenericAPIServer, kubernetes.Interface, error) {
+func (cp *ControlPlane) newKubeServer(config *controlplane.Config, next genericapiserver.DelegationTarget, objects *objectStorage) (*genericapiserver.GenericAPIServer, kubernetes.Interface, error) {
 	config.Extra.EndpointReconcilerConfig.Reconciler = &noEndpoints{}
 	c := config.Complete()
 	server, err := c.ControlPlane.New(controlplaneapiserver.KubeAPIServer, next)
@@ -383,7 +388,7 @@ func (cp *ControlPlane) newKubeServer(config *controlplane.Config, next generica
 			providers[i] = coreProvider{providers[i].(patientProvider)}
 		}
 	}
-	if err := installAPIs(server, providers); err != nil {
+	if err := installAPIs(server, providers, objects); err != nil {
 		return nil, nil, fmt.Errorf("install API: %w", err)
 	}
 

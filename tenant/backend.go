@@ -24,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 
 	tenantstorage "github.com/tenantd/tenantd/storage"
 	"github.com/tenantd/tenantd/tenant/limit"
@@ -40,9 +41,14 @@ type Storage interface {
 	Prefix(uid string) (string, error)
 	// CompactRevision is the newest revision that watches can no longer start at.
 	CompactRevision() int64
+	// HasQuorum says whether anything can be written: whether enough hosts are up.
+	HasQuorum() bool
 	// Bytes is what a tenant has below a directory of its registry: bytes of keys
 	// and values, and the number of keys.
 	Bytes(uid, directory string) (bytes, keys int64)
+	// Vacant has filled called once when a directory as for Bytes gets its first key,
+	// and says at which revision it had none. It is not ok if there is one.
+	Vacant(uid, directory string, filled func()) (revision int64, forget func(), ok bool)
 }
 
 // backend gives the resources of one control plane their stores. Upstream
@@ -54,6 +60,7 @@ type backend struct {
 	ctx     context.Context // ends the stores' watch streams
 	storage Storage
 	uid     string
+	counts  objectCounts
 }
 
 // wrap makes a getter whose stores use the shared connections.
@@ -91,7 +98,7 @@ func (b *backend) open(
 	client := clientv3.NewCtxClient(ctx)
 	client.KV = etcd3.NewETCDLatencyTracker(conn.KV)
 	client.Lease = conn.Lease
-	client.Watcher = clientv3.NewWatcher(conn)
+	client.Watcher = localWatcher{clientv3.NewWatcher(conn)}
 	client.Maintenance = conn.Maintenance
 	client.Cluster = conn.Cluster
 	kube := &etcdkubernetes.Client{Client: client}
@@ -119,31 +126,37 @@ func (b *backend) open(
 	// Events too, which upstream serves without a watch cache: there each watch takes
 	// a hundred objects of its own off etcd ahead of its client, and a client that
 	// reads none holds them. From a cache, all watches share them.
-	c, err := cacher.NewCacherFromConfig(cacher.Config{
-		Storage:             store,
-		Versioner:           versioner,
-		GroupResource:       config.GroupResource,
-		EventsHistoryWindow: config.EventsHistoryWindow,
-		ResourcePrefix:      resourcePrefix,
-		KeyFunc:             keyFunc,
-		NewFunc:             newFunc,
-		NewListFunc:         newListFunc,
-		GetAttrsFunc:        getAttrs,
-		IndexerFuncs:        triggers,
-		Indexers:            indexers,
-		Codec:               config.Codec,
-	})
-	if err != nil {
-		closeRaw()
-		return nil, nil, fmt.Errorf("open watch cache of %s: %w", config.GroupResource, err)
-	}
-	delegator := cacher.NewCacheDelegator(c, store)
-	return chargedLists{Interface: delegator, storage: b.storage, uid: b.uid}, sync.OnceFunc(func() {
-		delegator.Stop()
-		c.Stop()
-		closeRaw()
+	uncount := b.counts.add(config.GroupResource.String(), resourcePrefix)
+	lazy := &lazyCache{Interface: store, newFunc: newFunc, closeRaw: closeRaw, vacant: func(filled func()) (int64, func(), bool) {
+		return b.storage.Vacant(b.uid, resourcePrefix, filled)
+	}, make: func() (*cacher.Cacher, error) {
+		return cacher.NewCacherFromConfig(cacher.Config{
+			Storage:             unsized{store},
+			Versioner:           versioner,
+			GroupResource:       config.GroupResource,
+			EventsHistoryWindow: config.EventsHistoryWindow,
+			ResourcePrefix:      resourcePrefix,
+			KeyFunc:             keyFunc,
+			NewFunc:             newFunc,
+			NewListFunc:         newListFunc,
+			GetAttrsFunc:        getAttrs,
+			IndexerFuncs:        triggers,
+			Indexers:            indexers,
+			Codec:               config.Codec,
+			Clock:               progressClock{clock.RealClock{}},
+		})
+	}}
+	return quorumErrors{chargedLists{Interface: lazy, storage: b.storage, uid: b.uid}}, sync.OnceFunc(func() {
+		uncount()
+		lazy.close()
 	}), nil
 }
+
+// unsized is a store that does not estimate how large its objects are.
+type unsized struct{ storage.Interface }
+
+// EnableResourceSizeEstimation implements storage.Interface.
+func (unsized) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
 
 // chargedLists has each list counted to the request that asks for it before it
 // takes memory: a hundred lists of everything that a tenant may store, at the same

@@ -41,18 +41,6 @@ func answerFirst(h http.Handler, rest time.Duration) http.Handler {
 	})
 }
 
-// partWith has each answer be the last of its connection once retired is set: what
-// is asked on it next is asked on a new one, wherever that leads. Streams that are
-// open on it go on.
-func partWith(h http.Handler, retired *atomic.Bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if retired.Load() {
-			w.Header().Set("Connection", "close") // over HTTP/2 a GOAWAY
-		}
-		h.ServeHTTP(w, r)
-	})
-}
-
 // watchedBody knows whether it was read to its end.
 type watchedBody struct {
 	io.ReadCloser

@@ -73,8 +73,8 @@ func (cp *ControlPlane) runControllers(ctx context.Context, s *apiServer, starte
 	}
 	// The API server's own informers: both trim alike, and one set of watches and
 	// copies of all objects is enough for one process.
-	view := &informerView{SharedInformerFactory: s.informers}
 	resync := func() time.Duration { return component.Generic.MinResyncPeriod.Duration }
+	view := s.informers.view(resync())
 	metadataInformers := metadatainformer.NewSharedInformerFactoryWithOptions(metadataClient, resync(), metadatainformer.WithTransform(trimManagedFields))
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(cacheddiscovery.NewMemCacheClient(s.client.Discovery()))
 
@@ -108,15 +108,28 @@ func (cp *ControlPlane) runControllers(ctx context.Context, s *apiServer, starte
 	for _, name := range replacedControllers {
 		delete(descriptors, name)
 	}
+	builders := cp.ownControllers(s)
+	for name, descriptor := range descriptors {
+		if lateControllers[name] != nil && cc.IsControllerEnabled(descriptor) {
+			builders[name] = descriptor.BuildController
+			delete(descriptors, name)
+		}
+	}
 	controllers, err := kcm.BuildControllers(ctx, cc, descriptors, nil, discardHealth{})
 	if err != nil {
 		return fmt.Errorf("build controllers: %w", err)
 	}
-	own, err := cp.ownControllers(ctx, s, cc)
-	if err != nil {
-		return err
+	for name, build := range builders {
+		if lateControllers[name] != nil {
+			controllers = append(controllers, cp.late(name, s, cc, metadataInformers, build))
+			continue
+		}
+		built, err := build(ctx, cc)
+		if err != nil {
+			return err
+		}
+		controllers = append(controllers, built)
 	}
-	controllers = append(controllers, own...)
 
 	view.Start(ctx.Done())
 	cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())
@@ -159,70 +172,82 @@ func (cp *ControlPlane) controllerConfig() (c kcmconfig.KubeControllerManagerCon
 	return c, nil
 }
 
-// ownControllers builds what replacedControllers leave out.
-func (cp *ControlPlane) ownControllers(ctx context.Context, s *apiServer, cc kcm.ControllerContext) ([]kcm.Controller, error) {
-	core := cc.InformerFactory.Core().V1()
-	storage := cc.InformerFactory.Storage().V1()
-
-	generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, cp.cfg.Authority.ServiceAccountKey())
-	if err != nil {
-		return nil, fmt.Errorf("build token controller: %w", err)
+// ownControllers build what replacedControllers leave out.
+func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController {
+	return map[string]buildController{
+		names.ServiceAccountTokenController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			core := cc.InformerFactory.Core().V1()
+			generator, err := serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, cp.cfg.Authority.ServiceAccountKey())
+			if err != nil {
+				return nil, fmt.Errorf("build token controller: %w", err)
+			}
+			tokens, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), core.ServiceAccounts(), core.Secrets(), s.client,
+				serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: cp.cfg.Authority.CA()})
+			if err != nil {
+				return nil, fmt.Errorf("build token controller: %w", err)
+			}
+			return controller{names.ServiceAccountTokenController, func(ctx context.Context) {
+				tokens.Run(ctx, int(cc.ComponentConfig.SAController.ConcurrentSATokenSyncs))
+			}}, nil
+		},
+		names.NodeIpamController: func(_ context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			return cp.nodeIPAM(cc), nil
+		},
+		names.PersistentVolumeBinderController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			core := cc.InformerFactory.Core().V1()
+			binder, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{
+				KubeClient:                s.client,
+				SyncPeriod:                cc.ComponentConfig.PersistentVolumeBinderController.PVClaimBinderSyncPeriod.Duration,
+				VolumePlugins:             csiPlugins(),
+				VolumeInformer:            core.PersistentVolumes(),
+				ClaimInformer:             core.PersistentVolumeClaims(),
+				ClassInformer:             cc.InformerFactory.Storage().V1().StorageClasses(),
+				PodInformer:               core.Pods(),
+				NodeInformer:              core.Nodes(),
+				EnableDynamicProvisioning: true,
+			})
+			if err != nil {
+				return nil, fmt.Errorf("build persistent volume binder: %w", err)
+			}
+			return controller{names.PersistentVolumeBinderController, binder.Run}, nil
+		},
+		names.PersistentVolumeAttachDetachController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			core, storage := cc.InformerFactory.Core().V1(), cc.InformerFactory.Storage().V1()
+			attach, err := attachdetach.NewAttachDetachController(ctx, s.client, core.Pods(), core.Nodes(), core.PersistentVolumeClaims(), core.PersistentVolumes(),
+				storage.CSINodes(), storage.CSIDrivers(), storage.VolumeAttachments(), csiPlugins(), nil,
+				cc.ComponentConfig.AttachDetachController.DisableAttachDetachReconcilerSync,
+				cc.ComponentConfig.AttachDetachController.ReconcilerSyncLoopPeriod.Duration,
+				cc.ComponentConfig.AttachDetachController.DisableForceDetachOnTimeout,
+				attachdetach.DefaultTimerConfig)
+			if err != nil {
+				return nil, fmt.Errorf("build attach-detach controller: %w", err)
+			}
+			return controller{names.PersistentVolumeAttachDetachController, attach.Run}, nil
+		},
+		names.PersistentVolumeExpanderController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			translator := csitrans.New()
+			expander, err := expand.NewExpandController(ctx, s.client, cc.InformerFactory.Core().V1().PersistentVolumeClaims(), csiPlugins(), translator, csimigration.NewPluginManager(translator))
+			if err != nil {
+				return nil, fmt.Errorf("build volume expander: %w", err)
+			}
+			return controller{names.PersistentVolumeExpanderController, expander.Run}, nil
+		},
+		names.ValidatingAdmissionPolicyStatusController: func(_ context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+			policies, err := validatingadmissionpolicystatus.NewController(
+				cc.InformerFactory.Admissionregistration().V1().ValidatingAdmissionPolicies(),
+				s.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+				&validating.TypeChecker{
+					SchemaResolver: cp.cfg.Platform.schemas().Combine(&resolver.ClientDiscoveryResolver{Discovery: s.client.Discovery()}),
+					RestMapper:     cc.RESTMapper,
+				})
+			if err != nil {
+				return nil, fmt.Errorf("build admission policy controller: %w", err)
+			}
+			return controller{names.ValidatingAdmissionPolicyStatusController, func(ctx context.Context) {
+				policies.Run(ctx, int(cc.ComponentConfig.ValidatingAdmissionPolicyStatusController.ConcurrentPolicySyncs))
+			}}, nil
+		},
 	}
-	tokens, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), core.ServiceAccounts(), core.Secrets(), s.client,
-		serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: cp.cfg.Authority.CA()})
-	if err != nil {
-		return nil, fmt.Errorf("build token controller: %w", err)
-	}
-	binder, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{
-		KubeClient:                s.client,
-		SyncPeriod:                cc.ComponentConfig.PersistentVolumeBinderController.PVClaimBinderSyncPeriod.Duration,
-		VolumePlugins:             csiPlugins(),
-		VolumeInformer:            core.PersistentVolumes(),
-		ClaimInformer:             core.PersistentVolumeClaims(),
-		ClassInformer:             storage.StorageClasses(),
-		PodInformer:               core.Pods(),
-		NodeInformer:              core.Nodes(),
-		EnableDynamicProvisioning: true,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("build persistent volume binder: %w", err)
-	}
-	attach, err := attachdetach.NewAttachDetachController(ctx, s.client, core.Pods(), core.Nodes(), core.PersistentVolumeClaims(), core.PersistentVolumes(),
-		storage.CSINodes(), storage.CSIDrivers(), storage.VolumeAttachments(), csiPlugins(), nil,
-		cc.ComponentConfig.AttachDetachController.DisableAttachDetachReconcilerSync,
-		cc.ComponentConfig.AttachDetachController.ReconcilerSyncLoopPeriod.Duration,
-		cc.ComponentConfig.AttachDetachController.DisableForceDetachOnTimeout,
-		attachdetach.DefaultTimerConfig)
-	if err != nil {
-		return nil, fmt.Errorf("build attach-detach controller: %w", err)
-	}
-	translator := csitrans.New()
-	expander, err := expand.NewExpandController(ctx, s.client, core.PersistentVolumeClaims(), csiPlugins(), translator, csimigration.NewPluginManager(translator))
-	if err != nil {
-		return nil, fmt.Errorf("build volume expander: %w", err)
-	}
-	policies, err := validatingadmissionpolicystatus.NewController(
-		cc.InformerFactory.Admissionregistration().V1().ValidatingAdmissionPolicies(),
-		s.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
-		&validating.TypeChecker{
-			SchemaResolver: cp.cfg.Platform.schemas().Combine(&resolver.ClientDiscoveryResolver{Discovery: s.client.Discovery()}),
-			RestMapper:     cc.RESTMapper,
-		})
-	if err != nil {
-		return nil, fmt.Errorf("build admission policy controller: %w", err)
-	}
-	return []kcm.Controller{
-		controller{names.ValidatingAdmissionPolicyStatusController, func(ctx context.Context) {
-			policies.Run(ctx, int(cc.ComponentConfig.ValidatingAdmissionPolicyStatusController.ConcurrentPolicySyncs))
-		}},
-		controller{names.ServiceAccountTokenController, func(ctx context.Context) {
-			tokens.Run(ctx, int(cc.ComponentConfig.SAController.ConcurrentSATokenSyncs))
-		}},
-		cp.nodeIPAM(cc),
-		controller{names.PersistentVolumeBinderController, binder.Run},
-		controller{names.PersistentVolumeAttachDetachController, attach.Run},
-		controller{names.PersistentVolumeExpanderController, expander.Run},
-	}, nil
 }
 
 // csiPlugins are the only volume plugins whose controller side does all its work

@@ -43,6 +43,10 @@ const (
 	unreadyLimit = 5 * time.Minute
 	// checkInterval is the time between checks of a ready control plane.
 	checkInterval = 15 * time.Second
+	// openPatience is how long clients wait at most for an API server that is starting:
+	// with what it does not know yet it would refuse them what they may do. Longer, and
+	// a tenant could not mend what keeps its API server from getting ready.
+	openPatience = 15 * time.Second
 	// apiServerShutdown bounds the wait for requests in flight at a stop.
 	apiServerShutdown = 30 * time.Second
 )
@@ -91,6 +95,9 @@ type Config struct {
 	Carrier net.Listener
 	// Hosts are the IP:port at which workers find the hosts of this tenant.
 	Hosts []string
+	// Replicas is how many control planes the tenant has, this one included, as
+	// upstream's agents are told. Nil means one. It must be safe for concurrent use.
+	Replicas func() int
 	// KonnectivityHostname is the tunnel's own name; empty if it has none.
 	KonnectivityHostname string
 	// CoreDNS and KubeProxy are the addons that the cluster begins with; see
@@ -147,9 +154,10 @@ type ControlPlane struct {
 	ready    chan struct{}
 	progress atomic.Pointer[string]
 	requests requests
+	activity activity
+	start    turn      // to be assembled
 	audit    *auditLog // nil if there is none
 	limiter  *limit.Limiter
-	retired  atomic.Bool
 
 	serving *pki.Leaf // set by Run before the API server is put together
 	client  atomic.Pointer[rest.Config]
@@ -193,7 +201,10 @@ func (cp *ControlPlane) Serves() <-chan struct{} { return cp.serves }
 // Retire has clients go elsewhere one by one, while all of the control plane still
 // works: each answer is the last on its connection. Requests that go on are not
 // touched. Where new connections lead is the caller's matter.
-func (cp *ControlPlane) Retire() { cp.retired.Store(true) }
+func (cp *ControlPlane) Retire() { cp.requests.retired.Store(true) }
+
+// Hurry has the control plane be put together before those that nobody waits for.
+func (cp *ControlPlane) Hurry() { cp.cfg.Platform.starts.hurry(&cp.start) }
 
 // SetLimits changes what clients may use of the API server. Requests that run
 // already run on.
@@ -201,6 +212,14 @@ func (cp *ControlPlane) SetLimits(cfg limit.Config) { cp.limiter.SetConfig(cfg) 
 
 // Progress says in a few words what the control plane is doing or waiting for.
 func (cp *ControlPlane) Progress() string { return *cp.progress.Load() }
+
+// letGo drops what leads to the API server's storage, since a control plane that has
+// ended may be kept for what it says of itself.
+func (cp *ControlPlane) letGo() {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	cp.cluster = nil
+}
 
 func (cp *ControlPlane) report(format string, args ...any) {
 	s := fmt.Sprintf(format, args...)
@@ -234,6 +253,7 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	defer cp.closeMemFiles()
 	defer cp.cfg.Listener.Close()
 	defer cp.closeWorkers()
+	defer cp.letGo()
 	ctx = klog.NewContext(ctx, UpstreamLogger(cp.log))
 	ctx = pprof.WithLabels(ctx, pprof.Labels(tenantLabel, cp.cfg.Name))
 	pprof.SetGoroutineLabels(ctx)
@@ -260,6 +280,8 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	serverCtx, stopServer := context.WithCancel(life)
 	defer stopServer()
 	api := newPart("API server", func(func()) error { return server.run(serverCtx) })
+	opening := time.AfterFunc(openPatience, server.listener.open)
+	defer opening.Stop()
 	// 4. It stops last.
 	defer func() {
 		cp.report("stopping: requests in flight")
@@ -286,6 +308,7 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	if err := cp.awaitReadyz(startCtx, server, api, rolesHook, prioritiesHook); err != nil {
 		return cp.startError(ctx, startCtx, err)
 	}
+	cp.open(ctx, server)
 	stopTunnel = cp.serveTunnel(server.tunnel, server.listener)
 	close(cp.serves)
 	if cp.cfg.Lead != nil {
@@ -336,6 +359,31 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	return cp.watch(ctx, server, api, work)
 }
 
+// open lets clients in: at once, or when a new cluster has what each cluster has.
+func (cp *ControlPlane) open(ctx context.Context, s *apiServer) {
+	if !cp.cfg.APIOnly {
+		_, err := s.client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			go func() { // openPatience ends it as well
+				for sleep(ctx, 20*time.Millisecond) {
+					select {
+					case <-s.listener.opened:
+						return
+					case <-s.listener.closed:
+						return
+					default:
+					}
+					if _, err := s.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{}); err == nil {
+						s.listener.open()
+					}
+				}
+			}()
+			return
+		}
+	}
+	s.listener.open()
+}
+
 // awaitLead returns nil when controllers and scheduler may run, or ctx is done.
 func (cp *ControlPlane) awaitLead(ctx context.Context, api *part) error {
 	cp.report("serving; controllers and scheduler run on another host")
@@ -369,7 +417,7 @@ func (cp *ControlPlane) startError(ctx, startCtx context.Context, err error) err
 
 // assemble issues the certificates and puts the API server together.
 func (cp *ControlPlane) assemble(ctx, storageCtx context.Context) (*apiServer, error) {
-	release, err := cp.cfg.Platform.acquire(ctx)
+	release, err := cp.cfg.Platform.starts.acquire(ctx, &cp.start)
 	if err != nil {
 		return nil, err
 	}
@@ -572,6 +620,9 @@ func (cp *ControlPlane) watch(ctx context.Context, s *apiServer, api *part, work
 			continue
 		}
 		cp.report("API server is not ready: %v", err)
+		if !cp.cfg.Platform.storage.HasQuorum() {
+			lastReady = time.Now() // what it can answer, it answers; started again it could answer nothing
+		}
 		if ctx.Err() == nil && time.Since(lastReady) > unreadyLimit {
 			return fmt.Errorf("API server has not been ready for %s: %w", unreadyLimit, err)
 		}

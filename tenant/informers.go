@@ -5,14 +5,14 @@ package tenant
 
 import (
 	"context"
-	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/informers/admissionregistration"
 	"k8s.io/client-go/informers/apiserverinternal"
@@ -36,9 +36,127 @@ import (
 	"k8s.io/client-go/informers/scheduling"
 	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/informers/storagemigration"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
 )
+
+// informerSet is the informers of one control plane, which read from its own storage
+// and not through its API server: what they are shown is not encoded, sent and decoded.
+//
+// Informers may be asked for before there is storage, as upstream does.
+type informerSet struct {
+	groups
+	client  kubernetes.Interface
+	storage *objectStorage
+	resync  time.Duration // of handlers that do not say; zero is never
+
+	mu        sync.Mutex // guards what follows
+	informers map[reflect.Type]*informer
+	running   map[reflect.Type]bool
+	closed    bool
+	wg        sync.WaitGroup
+}
+
+func newInformerSet(client kubernetes.Interface, s *objectStorage, resync time.Duration) *informerSet {
+	set := &informerSet{client: client, storage: s, resync: resync, informers: map[reflect.Type]*informer{}, running: map[reflect.Type]bool{}}
+	set.groups = groups{set}
+	return set
+}
+
+// Start implements informers.SharedInformerFactory.
+func (s *informerSet) Start(stop <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	if s.start(ctx) == 0 {
+		cancel()
+		return
+	}
+	go func() {
+		<-stop
+		cancel()
+	}()
+}
+
+// StartWithContext implements informers.SharedInformerFactory.
+func (s *informerSet) StartWithContext(ctx context.Context) { s.start(ctx) }
+
+// start starts the informers that do not run, and returns how many.
+func (s *informerSet) start(ctx context.Context) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0
+	}
+	for t, i := range s.informers {
+		if s.running[t] {
+			continue
+		}
+		s.running[t] = true
+		n++
+		s.wg.Go(func() { i.RunWithContext(ctx) })
+	}
+	return n
+}
+
+// Shutdown implements informers.SharedInformerFactory.
+func (s *informerSet) Shutdown() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+// WaitForCacheSync implements informers.SharedInformerFactory.
+func (s *informerSet) WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool {
+	s.mu.Lock()
+	waiting := map[reflect.Type]*informer{}
+	for t := range s.running {
+		waiting[t] = s.informers[t]
+	}
+	s.mu.Unlock()
+	synced := map[reflect.Type]bool{}
+	for t, i := range waiting {
+		select {
+		case <-i.synced:
+		case <-stop:
+		}
+		synced[t] = i.HasSynced()
+	}
+	return synced
+}
+
+// WaitForCacheSyncWithContext implements informers.SharedInformerFactory.
+func (s *informerSet) WaitForCacheSyncWithContext(ctx context.Context) cache.SyncResult {
+	synced := s.WaitForCacheSync(ctx.Done())
+	for _, ok := range synced {
+		if !ok {
+			return cache.SyncResult{Err: context.Cause(ctx), Synced: synced}
+		}
+	}
+	return cache.SyncResult{Synced: synced}
+}
+
+// InformerName implements informers.SharedInformerFactory.
+func (s *informerSet) InformerName() *cache.InformerName { return nil }
+
+// InformerFor implements informers.SharedInformerFactory. Of the informer that
+// newFunc makes it takes the indexers.
+func (s *informerSet) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := reflect.TypeOf(obj)
+	if i, ok := s.informers[t]; ok {
+		return i
+	}
+	i := newInformer(s.storage.of(obj), obj, newFunc(s.client, s.resync).GetIndexer().GetIndexers(), s.resync)
+	i.transform = trimManagedFields
+	s.informers[t] = i
+	return i
+}
+
+// ForResource implements informers.SharedInformerFactory.
+func (s *informerSet) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
+	return s.storage.forResource(s, r)
+}
 
 // informerView shows informers that run already as if they had not been started.
 //
@@ -47,32 +165,46 @@ import (
 // their event handlers first and set the fields that the handlers need afterwards.
 // So handlers that are added to a view reach the informer only when the view is
 // started, and events with them.
-//
-// All of them are one handler to an informer, which keeps two goroutines and 16 kB
-// for each: see fanout.
 type informerView struct {
-	informers.SharedInformerFactory
-	// pods, if not nil, has the pods in place of the embedded factory. The
-	// scheduler must not see those that have ended, or it counts what they had
-	// requested.
+	*informerSet
+	groups
+	// pods, if not nil, has the pods in place of the set. The scheduler must not see
+	// those that have ended, or it counts what they had requested.
 	pods informers.SharedInformerFactory
+	// resync is of handlers that do not say; zero is never.
+	resync time.Duration
 
 	mu      sync.Mutex // guards what follows
 	started bool
-	pending []*fanout
+	pending []pendingLane
+}
+
+// pendingLane is a handler that its informer does not know yet.
+type pendingLane struct {
+	informer *informer
+	lane     *lane
+	options  cache.HandlerOptions
+}
+
+// view makes a view of s.
+func (s *informerSet) view(resync time.Duration) *informerView {
+	v := &informerView{informerSet: s, resync: resync}
+	v.groups = groups{v}
+	return v
 }
 
 // Start implements informers.SharedInformerFactory.
 func (v *informerView) Start(stop <-chan struct{}) {
-	v.SharedInformerFactory.Start(stop)
+	v.informerSet.Start(stop)
 	if v.pods != nil {
 		v.pods.Start(stop)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.started = true
-	for _, f := range v.pending {
-		f.register(stop)
+	for _, p := range v.pending {
+		// An error is that the informer has stopped, and so does what waits for this.
+		_ = p.informer.join(p.lane, p.options)
 	}
 	v.pending = nil
 }
@@ -83,29 +215,20 @@ func (v *informerView) StartWithContext(ctx context.Context) { v.Start(ctx.Done(
 // InformerFor implements informers.SharedInformerFactory, and through the groups
 // below it is what every typed informer of the view comes from.
 func (v *informerView) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
-	factory := v.SharedInformerFactory
 	if _, ok := obj.(*corev1.Pod); ok && v.pods != nil {
-		factory = v.pods
+		return v.pods.InformerFor(obj, newFunc)
 	}
-	return &viewInformer{SharedIndexInformer: factory.InformerFor(obj, newFunc), view: v}
+	return &viewInformer{informer: v.informerSet.InformerFor(obj, newFunc).(*informer), view: v}
 }
 
-// fanoutOf returns the pending fanout for handlers of an informer that want to be
-// shown everything again as often as each other. v.mu is held.
-func (v *informerView) fanoutOf(informer cache.SharedIndexInformer, resync *time.Duration) *fanout {
-	for _, f := range v.pending {
-		if f.informer == informer && ptr.Equal(f.resync, resync) {
-			return f
-		}
-	}
-	f := &fanout{informer: informer, resync: resync}
-	v.pending = append(v.pending, f)
-	return f
+// ForResource implements informers.SharedInformerFactory.
+func (v *informerView) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
+	return v.storage.forResource(v, r)
 }
 
 // viewInformer is an informer whose handlers wait for the start of its view.
 type viewInformer struct {
-	cache.SharedIndexInformer
+	*informer
 	view *informerView
 }
 
@@ -121,175 +244,57 @@ func (i *viewInformer) AddEventHandlerWithResyncPeriod(h cache.ResourceEventHand
 
 // AddEventHandlerWithOptions implements cache.SharedInformer.
 func (i *viewInformer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o cache.HandlerOptions) (cache.ResourceEventHandlerRegistration, error) {
+	if o.ResyncPeriod == nil {
+		o.ResyncPeriod = &i.view.resync
+	}
 	i.view.mu.Lock()
 	defer i.view.mu.Unlock()
 	if i.view.started {
-		return i.SharedIndexInformer.AddEventHandlerWithOptions(h, o)
+		return i.informer.AddEventHandlerWithOptions(h, o)
 	}
-	return i.view.fanoutOf(i.SharedIndexInformer, o.ResyncPeriod).add(h), nil
+	l := newLane(h)
+	i.view.pending = append(i.view.pending, pendingLane{i.informer, l, o})
+	return l, nil
 }
 
 // RemoveEventHandler implements cache.SharedInformer.
 func (i *viewInformer) RemoveEventHandler(handle cache.ResourceEventHandlerRegistration) error {
-	if l, ok := handle.(*lane); ok {
-		l.fanout.remove(l)
-		return nil
-	}
-	return i.SharedIndexInformer.RemoveEventHandler(handle)
+	i.view.mu.Lock()
+	defer i.view.mu.Unlock()
+	i.view.pending = slices.DeleteFunc(i.view.pending, func(p pendingLane) bool { return p.lane == handle })
+	return i.informer.RemoveEventHandler(handle)
 }
 
-// fanout is one event handler of an informer that stands for many. Each of them has
-// its lane, so none waits for another, as if the informer knew them all.
-type fanout struct {
-	informer cache.SharedIndexInformer
-	resync   *time.Duration // nil is the informer's own
-
-	mu    sync.Mutex // guards lanes
-	lanes []*lane
+// groups are the API's groups, whose informers come from a factory. Each is what
+// client-go's own factory does with itself.
+type groups struct {
+	factory internalinterfaces.SharedInformerFactory
 }
 
-func (f *fanout) add(h cache.ResourceEventHandler) *lane {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := &lane{fanout: f, handler: h, synced: make(chan struct{})}
-	f.lanes = append(f.lanes, l)
-	return l
+func (g groups) Admissionregistration() admissionregistration.Interface {
+	return admissionregistration.New(g.factory, "", nil)
 }
-
-func (f *fanout) remove(l *lane) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lanes = slices.DeleteFunc(f.lanes, func(other *lane) bool { return other == l })
+func (g groups) Internal() apiserverinternal.Interface {
+	return apiserverinternal.New(g.factory, "", nil)
 }
-
-// register adds f to its informer. The lanes' handlers have seen all there was when
-// what the informer told f until then is through their lanes.
-func (f *fanout) register(stop <-chan struct{}) {
-	real, err := f.informer.AddEventHandlerWithOptions(f, cache.HandlerOptions{ResyncPeriod: f.resync})
-	if err != nil {
-		return // the informer has stopped, and so does what waits for this
-	}
-	go func() {
-		select {
-		case <-real.HasSyncedChecker().Done():
-			f.tell(func(l *lane) { close(l.synced) })
-		case <-stop:
-		}
-	}()
-}
-
-// OnAdd implements cache.ResourceEventHandler.
-func (f *fanout) OnAdd(obj any, initial bool) {
-	f.tell(func(l *lane) { l.handler.OnAdd(obj, initial) })
-}
-
-// OnUpdate implements cache.ResourceEventHandler.
-func (f *fanout) OnUpdate(old, new any) {
-	f.tell(func(l *lane) { l.handler.OnUpdate(old, new) })
-}
-
-// OnDelete implements cache.ResourceEventHandler.
-func (f *fanout) OnDelete(obj any) {
-	f.tell(func(l *lane) { l.handler.OnDelete(obj) })
-}
-
-func (f *fanout) tell(event func(*lane)) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, l := range f.lanes {
-		l.push(event)
-	}
-}
-
-// lane takes events to one handler, in order, on a goroutine that is there while
-// there are any. It is also the handler's registration.
-type lane struct {
-	fanout  *fanout
-	handler cache.ResourceEventHandler
-	synced  chan struct{} // closed when the handler has seen all there was
-
-	mu     sync.Mutex // guards what follows
-	events []func(*lane)
-	busy   bool
-}
-
-func (l *lane) push(event func(*lane)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.events = append(l.events, event)
-	if !l.busy {
-		l.busy = true
-		go l.run()
-	}
-}
-
-func (l *lane) run() {
-	for {
-		l.mu.Lock()
-		events := l.events
-		l.events, l.busy = nil, len(events) > 0
-		l.mu.Unlock()
-		if len(events) == 0 {
-			return
-		}
-		for _, event := range events {
-			l.handle(event)
-		}
-	}
-}
-
-// handle drops an event whose handler panics, as an informer does.
-func (l *lane) handle(event func(*lane)) {
-	defer utilruntime.HandleCrash()
-	event(l)
-}
-
-// HasSynced implements cache.ResourceEventHandlerRegistration.
-func (l *lane) HasSynced() bool {
-	select {
-	case <-l.synced:
-		return true
-	default:
-		return false
-	}
-}
-
-// HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
-func (l *lane) HasSyncedChecker() cache.DoneChecker { return l }
-
-// Name implements cache.DoneChecker.
-func (l *lane) Name() string { return fmt.Sprintf("event handler %T", l.handler) }
-
-// Done implements cache.DoneChecker.
-func (l *lane) Done() <-chan struct{} { return l.synced }
-
-// The groups, so that their informers come from the view. Each is what client-go's
-// own factory does with itself in place of v.
-
-func (v *informerView) Admissionregistration() admissionregistration.Interface {
-	return admissionregistration.New(v, "", nil)
-}
-func (v *informerView) Internal() apiserverinternal.Interface {
-	return apiserverinternal.New(v, "", nil)
-}
-func (v *informerView) Apps() apps.Interface                 { return apps.New(v, "", nil) }
-func (v *informerView) Autoscaling() autoscaling.Interface   { return autoscaling.New(v, "", nil) }
-func (v *informerView) Batch() batch.Interface               { return batch.New(v, "", nil) }
-func (v *informerView) Certificates() certificates.Interface { return certificates.New(v, "", nil) }
-func (v *informerView) Coordination() coordination.Interface { return coordination.New(v, "", nil) }
-func (v *informerView) Core() core.Interface                 { return core.New(v, "", nil) }
-func (v *informerView) Discovery() discovery.Interface       { return discovery.New(v, "", nil) }
-func (v *informerView) Events() events.Interface             { return events.New(v, "", nil) }
-func (v *informerView) Extensions() extensions.Interface     { return extensions.New(v, "", nil) }
-func (v *informerView) Flowcontrol() flowcontrol.Interface   { return flowcontrol.New(v, "", nil) }
-func (v *informerView) Lifecycle() lifecycle.Interface       { return lifecycle.New(v, "", nil) }
-func (v *informerView) Networking() networking.Interface     { return networking.New(v, "", nil) }
-func (v *informerView) Node() node.Interface                 { return node.New(v, "", nil) }
-func (v *informerView) Policy() policy.Interface             { return policy.New(v, "", nil) }
-func (v *informerView) Rbac() rbac.Interface                 { return rbac.New(v, "", nil) }
-func (v *informerView) Resource() resource.Interface         { return resource.New(v, "", nil) }
-func (v *informerView) Scheduling() scheduling.Interface     { return scheduling.New(v, "", nil) }
-func (v *informerView) Storage() storage.Interface           { return storage.New(v, "", nil) }
-func (v *informerView) Storagemigration() storagemigration.Interface {
-	return storagemigration.New(v, "", nil)
+func (g groups) Apps() apps.Interface                 { return apps.New(g.factory, "", nil) }
+func (g groups) Autoscaling() autoscaling.Interface   { return autoscaling.New(g.factory, "", nil) }
+func (g groups) Batch() batch.Interface               { return batch.New(g.factory, "", nil) }
+func (g groups) Certificates() certificates.Interface { return certificates.New(g.factory, "", nil) }
+func (g groups) Coordination() coordination.Interface { return coordination.New(g.factory, "", nil) }
+func (g groups) Core() core.Interface                 { return core.New(g.factory, "", nil) }
+func (g groups) Discovery() discovery.Interface       { return discovery.New(g.factory, "", nil) }
+func (g groups) Events() events.Interface             { return events.New(g.factory, "", nil) }
+func (g groups) Extensions() extensions.Interface     { return extensions.New(g.factory, "", nil) }
+func (g groups) Flowcontrol() flowcontrol.Interface   { return flowcontrol.New(g.factory, "", nil) }
+func (g groups) Lifecycle() lifecycle.Interface       { return lifecycle.New(g.factory, "", nil) }
+func (g groups) Networking() networking.Interface     { return networking.New(g.factory, "", nil) }
+func (g groups) Node() node.Interface                 { return node.New(g.factory, "", nil) }
+func (g groups) Policy() policy.Interface             { return policy.New(g.factory, "", nil) }
+func (g groups) Rbac() rbac.Interface                 { return rbac.New(g.factory, "", nil) }
+func (g groups) Resource() resource.Interface         { return resource.New(g.factory, "", nil) }
+func (g groups) Scheduling() scheduling.Interface     { return scheduling.New(g.factory, "", nil) }
+func (g groups) Storage() storage.Interface           { return storage.New(g.factory, "", nil) }
+func (g groups) Storagemigration() storagemigration.Interface {
+	return storagemigration.New(g.factory, "", nil)
 }

@@ -14,7 +14,7 @@ import (
 // installAPIs does what upstream's Server.InstallAPIs does, but keeps the groups'
 // definitions no longer than they are read. Upstream's hold on to them, 3 MB, for
 // CRDs' servers alone; those make their own.
-func installAPIs(s *controlplaneapiserver.Server, providers []controlplaneapiserver.RESTStorageProvider) error {
+func installAPIs(s *controlplaneapiserver.Server, providers []controlplaneapiserver.RESTStorageProvider, objects *objectStorage) error {
 	server := s.GenericAPIServer
 	lifecycle, err := genericapiserver.NewResourceExpirationEvaluatorFromOptions(genericapiserver.ResourceExpirationEvaluatorOptions{
 		CurrentVersion:                          server.EffectiveVersion.EmulationVersion(),
@@ -48,6 +48,10 @@ func installAPIs(s *controlplaneapiserver.Server, providers []controlplaneapiser
 			if err := server.AddPostStartHook(name, hook); err != nil {
 				return fmt.Errorf("add post-start hook %s: %w", name, err)
 			}
+		}
+		shareTables(&info)
+		if err := objects.add(name, &info); err != nil {
+			return err
 		}
 		if name == corev1.GroupName {
 			legacy = append(legacy, &info)

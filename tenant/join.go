@@ -43,7 +43,7 @@ func (cp *ControlPlane) runCluster(ctx context.Context, s *apiServer, started fu
 		Version:              kubernetesVersion(),
 		Logger:               cp.log,
 	}
-	view := &informerView{SharedInformerFactory: s.informers}
+	view := s.informers.view(0)
 	cfg.Informers = view
 	c, err := cluster.New(cfg)
 	cp.cluster = c

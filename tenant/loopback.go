@@ -32,6 +32,8 @@ const loopbackServerName = "kubernetes.default.svc"
 type listener struct {
 	public net.Listener
 	conns  chan net.Conn
+	opened chan struct{} // closed by open
+	open   func()        // lets clients in, who wait until then
 	closed chan struct{}
 	close  func()
 	pump   sync.WaitGroup
@@ -39,13 +41,19 @@ type listener struct {
 
 // newListener takes ownership of public.
 func newListener(public net.Listener) *listener {
-	l := &listener{public: public, conns: make(chan net.Conn), closed: make(chan struct{})}
+	l := &listener{public: public, conns: make(chan net.Conn), opened: make(chan struct{}), closed: make(chan struct{})}
+	l.open = sync.OnceFunc(func() { close(l.opened) })
 	l.close = sync.OnceFunc(func() {
 		close(l.closed)
 		l.public.Close()
 		l.pump.Wait()
 	})
 	l.pump.Go(func() {
+		select {
+		case <-l.opened:
+		case <-l.closed:
+			return
+		}
 		for {
 			conn, err := l.public.Accept()
 			if err != nil {

@@ -51,7 +51,7 @@ func (v vectors) reset() int {
 			vector.Reset()
 		case *metrics.HistogramVec:
 			vector.Reset()
-		case *metrics.SummaryVec:
+		case *metrics.SummaryVec: //nolint:staticcheck // deprecated, and still there
 			vector.Reset()
 		case *metrics.TimingHistogramVec:
 			vector.Reset()

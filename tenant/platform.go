@@ -55,7 +55,7 @@ type PlatformConfig struct {
 type Platform struct {
 	storage Storage
 	log     *slog.Logger
-	starts  chan struct{}
+	starts  turns
 	gate    *limit.Gate
 
 	namer       *apiopenapi.DefinitionNamer
@@ -97,7 +97,7 @@ func NewPlatform(cfg PlatformConfig) (*Platform, error) {
 		return nil, errors.New("create platform: no storage given")
 	}
 	if cfg.ConcurrentStarts <= 0 {
-		cfg.ConcurrentStarts = runtime.GOMAXPROCS(0)
+		cfg.ConcurrentStarts = runtime.NumCPU()
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -108,7 +108,7 @@ func NewPlatform(cfg PlatformConfig) (*Platform, error) {
 	p := &Platform{
 		storage: cfg.Storage,
 		log:     cfg.Logger,
-		starts:  make(chan struct{}, cfg.ConcurrentStarts),
+		starts:  turns{free: cfg.ConcurrentStarts},
 		gate:    limit.NewGate(0),
 		namer:   apiopenapi.NewDefinitionNamer(legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme),
 	}
@@ -133,16 +133,6 @@ func NewPlatform(cfg PlatformConfig) (*Platform, error) {
 	conn := cfg.Storage.Conn()
 	etcdfeature.DefaultFeatureSupportChecker.CheckClient(context.WithoutCancel(conn.Ctx()), conn, apistorage.RequestWatchProgress)
 	return p, nil
-}
-
-// acquire waits for a turn to assemble a control plane.
-func (p *Platform) acquire(ctx context.Context) (release func(), err error) {
-	select {
-	case p.starts <- struct{}{}:
-		return func() { <-p.starts }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
 }
 
 // getDefinitions implements openapicommon.GetOpenAPIDefinitions. The

@@ -24,6 +24,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/capabilities"
 	"k8s.io/kubernetes/pkg/features"
+
+	_ "github.com/tenantd/tenantd/tenant/queues" // without metrics that tick
 )
 
 // prepared guards the settings that upstream keeps per process.

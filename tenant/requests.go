@@ -6,6 +6,7 @@ package tenant
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,11 +19,15 @@ import (
 type requests struct {
 	total   *prometheus.CounterVec
 	latency prometheus.Histogram
+	// retired has each answer be the last of its connection: what is asked on it next
+	// is asked on a new one, wherever that leads.
+	retired *atomic.Bool
 }
 
 func newRequests(tenant string) requests {
 	labels := prometheus.Labels{"tenant": tenant}
 	return requests{
+		retired: new(atomic.Bool),
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name:        "tenantd_tenant_requests_total",
 			Help:        "Requests to the tenant's API server by class of answer (2xx, 4xx, …).",
@@ -46,7 +51,7 @@ func (r requests) wrap(h http.Handler) http.Handler {
 			return
 		}
 		began := time.Now()
-		rec := &statusRecorder{ResponseWriter: w}
+		rec := &statusRecorder{ResponseWriter: w, last: r.retired}
 		defer func() {
 			status := rec.status
 			if status == 0 {
@@ -93,6 +98,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 type statusRecorder struct {
 	http.ResponseWriter
 	status int
+	last   *atomic.Bool
 }
 
 // Unwrap implements responsewriter.UserProvidedDecorator.
@@ -102,6 +108,10 @@ func (r *statusRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter 
 func (r *statusRecorder) WriteHeader(status int) {
 	if r.status == 0 {
 		r.status = status
+	}
+	// Now, and not when the request came: what is answered last may have come before.
+	if r.last.Load() && status >= http.StatusOK {
+		r.Header().Set("Connection", "close") // over HTTP/2 a GOAWAY; streams that are open go on
 	}
 	r.ResponseWriter.WriteHeader(status)
 }

@@ -18,7 +18,8 @@ func (cp *ControlPlane) runScheduler(ctx context.Context, s *apiServer, started 
 	// Without it the broadcaster's goroutines stay for ever.
 	defer broadcaster.Shutdown()
 	pods := scheduler.NewInformerFactory(s.client, 0, nil)
-	factory := &informerView{SharedInformerFactory: s.informers, pods: pods}
+	factory := s.informers.view(0)
+	factory.pods = pods
 	sched, err := scheduler.New(ctx, s.client, factory, nil, func(name string) events.EventRecorderLogger {
 		return broadcaster.NewRecorder(name)
 	}, scheduler.WithKubeConfig(s.loopback))

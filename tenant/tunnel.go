@@ -38,6 +38,11 @@ const (
 // outer handshake.
 const carrierHandshake = 10 * time.Second
 
+// gathering is how long what dials into the cluster waits for the first agent after a
+// start. Agents that were connected before are back within 2 s of when they can be,
+// and a webhook is given up after 10 s.
+const gathering = 5 * time.Second
+
 var errNoTunnel = errors.New("this control plane has no tunnel into a cluster, so it connects to nothing there")
 
 // tunnel is all that a control plane dials through, and where its workers' agents
@@ -66,6 +71,8 @@ func (cp *ControlPlane) newTunnel() (*tunnel, error) {
 		TLS:               &tls.Config{GetCertificate: t.getCertificate, ClientCAs: t.roots, CipherSuites: aeadCipherSuites()},
 		AuthenticateToken: t.authenticate,
 		NodeAddresses:     t.nodeAddresses,
+		Replicas:          cp.cfg.Replicas,
+		Gathering:         gathering,
 		Logger:            cp.cfg.Logger,
 	})
 	return t, err

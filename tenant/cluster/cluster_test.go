@@ -13,12 +13,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -266,7 +267,8 @@ func (p *plane) as(user, group, token string) *kubernetes.Clientset {
 	return client
 }
 
-// token makes a bootstrap token as tenantctl join-command does.
+// token makes a bootstrap token as tenantctl join-command does, and waits until the API
+// server, which watches for them, knows it.
 func (p *plane) token() string {
 	p.t.Helper()
 	id, secret := pki.BootstrapToken()
@@ -280,7 +282,17 @@ func (p *plane) token() string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return id + "." + secret
+	token := id + "." + secret
+	client := p.as("", "", token)
+	for range 500 {
+		_, err = client.AuthenticationV1().SelfSubjectReviews().Create(p.t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		if !apierrors.IsUnauthorized(err) {
+			return token
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.t.Fatal("the API server does not come to know a bootstrap token: ", err)
+	return ""
 }
 
 // A first start brings all about with one request for each object; a restart asks
@@ -310,17 +322,34 @@ func TestWrittenOnce(t *testing.T) {
 	}
 }
 
-// Run ends with all of its goroutines.
+// Run ends with all of its goroutines. Those of the API server beside it come and go.
 func TestStopLeavesNothing(t *testing.T) {
 	p := startAPI(t)
-	p.start(p.config()).stop()
-	before := goleak.IgnoreCurrent()
+	ours := func() string {
+		var stacks bytes.Buffer
+		if err := pprof.Lookup("goroutine").WriteTo(&stacks, 2); err != nil {
+			t.Fatal(err)
+		}
+		for stack := range strings.SplitSeq(stacks.String(), "\n\n") {
+			if strings.Contains(stack, "tenantd/tenant/cluster.") {
+				return stack
+			}
+		}
+		return ""
+	}
 	r := p.start(p.config())
+	if ours() == "" {
+		t.Fatal("no goroutine is found while it runs")
+	}
 	r.SetHosts([]string{"192.0.2.9:443"})
 	r.stop()
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
+	for range 500 {
+		if ours() == "" {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
+	t.Errorf("left behind:\n%s", ours())
 }
 
 // What joining needs comes back when it is deleted, while it runs and after.

@@ -45,7 +45,7 @@ type arrival struct {
 // of the processors.
 func NewGate(width int) *Gate {
 	if width <= 0 {
-		width = max(1, runtime.GOMAXPROCS(0)/2)
+		width = max(1, runtime.NumCPU()/2)
 	}
 	return &Gate{width: width}
 }
