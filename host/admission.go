@@ -7,9 +7,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -19,9 +18,14 @@ import (
 	"github.com/tenantd/tenantd/api/v1alpha1"
 )
 
-// reservationTTL is how long a hostname that passed admission is kept from
-// others although no stored Tenant has it yet: longer than a write may take.
-const reservationTTL = 70 * time.Second
+const (
+	// reservationsPrefix is where etcd has hostnames that passed admission on one of
+	// the hosts, and whose Tenant may not be stored yet.
+	reservationsPrefix = "/tenantd/hostnames/"
+	// reservationTTL is how long they are kept from others, in seconds: longer than a
+	// write may take.
+	reservationTTL = 70
+)
 
 // tenantAdmission completes Tenants and refuses those whose hostname is taken,
 // which no rule in a CRD can see.
@@ -30,14 +34,7 @@ type tenantAdmission struct {
 	domain              string
 	// list returns all stored Tenants, none older than the call.
 	list func(context.Context) ([]v1alpha1.Tenant, error)
-
-	mu       sync.Mutex // guards what follows, and makes check and reserve one step
-	reserved map[string]reservation
-}
-
-type reservation struct {
-	tenant string
-	until  time.Time
+	etcd *clientv3.Client
 }
 
 // Handles implements admission.Interface.
@@ -66,12 +63,15 @@ func (t *tenantAdmission) Admit(ctx context.Context, a admission.Attributes, o a
 func (t *tenantAdmission) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if obj := tenantOf(a); obj != nil && a.GetSubresource() == "" && obj.GetDeletionTimestamp() == nil &&
 		(a.GetOperation() == admission.Create || a.GetOperation() == admission.Update) {
-		if err := t.checkNames(ctx, obj, a.IsDryRun()); err != nil {
+		old, _ := a.GetOldObject().(*unstructured.Unstructured)
+		if err := t.checkNames(ctx, obj, old, a.IsDryRun()); err != nil {
 			return err
 		}
 	}
 	if a.GetOperation() == admission.Delete && tenantsResource(a) && a.GetSubresource() == "" {
-		t.release(a.GetName())
+		if err := t.release(ctx, a.GetName()); err != nil {
+			return apierrors.NewInternalError(err)
+		}
 	}
 	if v, ok := t.Interface.(admission.ValidationInterface); ok && t.Interface.Handles(a.GetOperation()) {
 		return v.Validate(ctx, a, o)
@@ -94,38 +94,80 @@ func tenantsResource(a admission.Attributes) bool {
 
 // release forgets what is reserved for a tenant that goes: as long as it is
 // stored, its names are taken all the same.
-func (t *tenantAdmission) release(tenant string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for host, r := range t.reserved {
-		if r.tenant == tenant {
-			delete(t.reserved, host)
+func (t *tenantAdmission) release(ctx context.Context, tenant string) error {
+	all, err := t.etcd.Get(ctx, reservationsPrefix, clientv3.WithPrefix())
+	if err != nil {
+		return fmt.Errorf("release what is reserved for tenant %q: %w", tenant, err)
+	}
+	for _, kv := range all.Kvs {
+		if string(kv.Value) != tenant {
+			continue
+		}
+		unchanged := clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "=", kv.ModRevision)
+		if _, err := t.etcd.Txn(ctx).If(unchanged).Then(clientv3.OpDelete(string(kv.Key))).Commit(); err != nil {
+			return fmt.Errorf("release what is reserved for tenant %q: %w", tenant, err)
 		}
 	}
+	return nil
 }
 
-// checkNames refuses a Tenant whose names another one, or the system plane, has.
-func (t *tenantAdmission) checkNames(ctx context.Context, obj *unstructured.Unstructured, dryRun bool) error {
-	fields := map[string]string{}
-	for _, name := range []string{"hostname", "konnectivityHostname"} {
-		if host, _, _ := unstructured.NestedString(obj.Object, "spec", name); host != "" {
-			fields[host] = name
+// reserve keeps names from all other tenants on all hosts for as long as the lease, and
+// returns who has one of them already. With dryRun it only looks.
+func (t *tenantAdmission) reserve(ctx context.Context, tenant string, names []string, dryRun bool) (holders map[string]string, lease clientv3.LeaseID, err error) {
+	holders = map[string]string{}
+	if !dryRun && len(names) > 0 {
+		granted, err := t.etcd.Grant(ctx, reservationTTL)
+		if err != nil {
+			return nil, 0, err
+		}
+		lease = granted.ID
+	}
+	for _, name := range names {
+		key := reservationsPrefix + name
+		take := []clientv3.Op{clientv3.OpPut(key, tenant, clientv3.WithLease(lease))}
+		if dryRun {
+			take = nil
+		}
+		look := clientv3.OpGet(key)
+		mine := clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Value(key), "=", tenant)}, take, []clientv3.Op{look})
+		done, err := t.etcd.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(take...).Else(mine).Commit()
+		if err != nil {
+			return nil, lease, err
+		}
+		if done.Succeeded {
+			continue
+		}
+		if inner := done.Responses[0].GetResponseTxn(); !inner.Succeeded {
+			holders[name] = string(inner.Responses[0].GetResponseRange().Kvs[0].Value)
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	return holders, lease, nil
+}
+
+// checkNames refuses a Tenant whose names another one, or the system plane, has. What
+// it had before is not reserved anew: a stored Tenant keeps it from others.
+func (t *tenantAdmission) checkNames(ctx context.Context, obj, old *unstructured.Unstructured, dryRun bool) error {
+	had := claimedNames(old)
+	fields := claimedNames(obj)
+	var fresh []string
+	for host := range fields {
+		if _, ok := had[host]; !ok {
+			fresh = append(fresh, host)
+		}
+	}
+	// First this and then the list: whoever is not in the list yet is among the
+	// reservations, or finds ours.
+	taken, lease, err := t.reserve(ctx, obj.GetName(), fresh, dryRun)
+	if err != nil {
+		return apierrors.NewInternalError(fmt.Errorf("reserve the hostname: %w", err))
+	}
+	for host, tenant := range taken {
+		taken[host] = fmt.Sprintf("tenant %q", tenant)
+	}
+	taken[systemName(t.domain)] = "the system plane"
 	tenants, err := t.list(ctx)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("check whether the hostname is free: %w", err))
-	}
-	taken := map[string]string{systemName(t.domain): "the system plane"}
-	now := time.Now()
-	for host, r := range t.reserved {
-		if now.After(r.until) {
-			delete(t.reserved, host)
-		} else if r.tenant != obj.GetName() {
-			taken[host] = fmt.Sprintf("tenant %q", r.tenant)
-		}
 	}
 	for _, other := range tenants {
 		if other.Name == obj.GetName() {
@@ -144,14 +186,26 @@ func (t *tenantAdmission) checkNames(ctx context.Context, obj *unstructured.Unst
 		}
 	}
 	if len(faults) > 0 {
+		if lease != clientv3.NoLease {
+			_, _ = t.etcd.Revoke(ctx, lease) // or it ends by itself
+		}
 		return apierrors.NewInvalid(v1alpha1.GroupVersion.WithKind("Tenant").GroupKind(), obj.GetName(), faults)
 	}
-	if !dryRun {
-		for host := range fields {
-			t.reserved[host] = reservation{tenant: obj.GetName(), until: now.Add(reservationTTL)}
+	return nil
+}
+
+// claimedNames are the names that a Tenant is served under, and the fields that they are in.
+func claimedNames(obj *unstructured.Unstructured) map[string]string {
+	fields := map[string]string{}
+	if obj == nil {
+		return fields
+	}
+	for _, name := range []string{"hostname", "konnectivityHostname"} {
+		if host, _, _ := unstructured.NestedString(obj.Object, "spec", name); host != "" {
+			fields[host] = name
 		}
 	}
-	return nil
+	return fields
 }
 
 // systemName is the name under which the system plane is served.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apiserver/pkg/admission"
@@ -35,17 +36,18 @@ func request(op admission.Operation, obj *unstructured.Unstructured, subresource
 	return admission.NewAttributesRecord(obj, nil, gvk, "", obj.GetName(), v1alpha1.GroupVersion.WithResource("tenants"), subresource, op, nil, dryRun, nil)
 }
 
-func newAdmission(stored ...v1alpha1.Tenant) *tenantAdmission {
+func newAdmission(t *testing.T, stored ...v1alpha1.Tenant) *tenantAdmission {
+	t.Helper()
 	return &tenantAdmission{
+		etcd:      openStore(t).Client(),
 		Interface: admission.NewHandler(), // handles nothing, so nothing is passed on
 		domain:    "k8s.test",
 		list:      func(context.Context) ([]v1alpha1.Tenant, error) { return stored, nil },
-		reserved:  map[string]reservation{},
 	}
 }
 
 func TestAdmissionCompletesTenants(t *testing.T) {
-	a := newAdmission()
+	a := newAdmission(t)
 	obj := tenantObject("acme", "", "")
 	if err := a.Admit(t.Context(), request(admission.Create, obj, "", false), nil); err != nil {
 		t.Fatal(err)
@@ -71,6 +73,7 @@ func TestAdmissionRefusesTakenNames(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "acme"},
 		Spec:       v1alpha1.TenantSpec{Hostname: "acme.k8s.test", KonnectivityHostname: "tunnel.acme.k8s.test"},
 	}
+	a := newAdmission(t, stored)
 	for _, c := range []struct {
 		name, hostname, konnectivity string
 		wantField                    string // empty: admitted
@@ -82,7 +85,7 @@ func TestAdmissionRefusesTakenNames(t *testing.T) {
 		{"globex", "globex.k8s.test", "acme.k8s.test", "spec.konnectivityHostname"},
 		{"globex", "system.k8s.test", "", "spec.hostname"},
 	} {
-		err := newAdmission(stored).Validate(t.Context(), request(admission.Create, tenantObject(c.name, c.hostname, c.konnectivity), "", false), nil)
+		err := a.Validate(t.Context(), request(admission.Create, tenantObject(c.name, c.hostname, c.konnectivity), "", false), nil)
 		switch {
 		case c.wantField == "" && err != nil:
 			t.Errorf("%v: %v", c, err)
@@ -92,14 +95,16 @@ func TestAdmissionRefusesTakenNames(t *testing.T) {
 	}
 }
 
-// Two tenants created at once, neither stored yet, do not both get a name.
+// Two tenants created at once on two hosts, neither stored yet, do not both get a name.
 func TestAdmissionReservesNames(t *testing.T) {
-	a := newAdmission()
+	a := newAdmission(t)
+	otherHost := *a
+	hosts := []*tenantAdmission{a, &otherHost}
 	var admitted sync.Map
 	var wg sync.WaitGroup
-	for _, name := range []string{"a", "b", "c", "d"} {
+	for i, name := range []string{"a", "b", "c", "d"} {
 		wg.Go(func() {
-			if a.Validate(context.Background(), request(admission.Create, tenantObject(name, "same.k8s.test", ""), "", false), nil) == nil {
+			if hosts[i%2].Validate(context.Background(), request(admission.Create, tenantObject(name, "same.k8s.test", ""), "", false), nil) == nil {
 				admitted.Store(name, true)
 			}
 		})
@@ -128,9 +133,24 @@ func TestAdmissionReservesNames(t *testing.T) {
 	}
 }
 
+// What a stored tenant keeps needs no reservation, and nothing of it is left in etcd.
+func TestAdmissionReservesNothingThatIsStored(t *testing.T) {
+	a := newAdmission(t)
+	obj := tenantObject("acme", "acme.k8s.test", "")
+	gvk := v1alpha1.GroupVersion.WithKind("Tenant")
+	update := admission.NewAttributesRecord(obj, obj, gvk, "", "acme", v1alpha1.GroupVersion.WithResource("tenants"), "", admission.Update, nil, false, nil)
+	if err := a.Validate(t.Context(), update, nil); err != nil {
+		t.Fatal(err)
+	}
+	left, err := a.etcd.Get(t.Context(), reservationsPrefix, clientv3.WithPrefix())
+	if err != nil || left.Count != 0 {
+		t.Errorf("%+v, %v", left, err)
+	}
+}
+
 // Other resources and a tenant's status pass untouched.
 func TestAdmissionMindsItsOwnBusiness(t *testing.T) {
-	a := newAdmission(v1alpha1.Tenant{ObjectMeta: metav1.ObjectMeta{Name: "acme"}, Spec: v1alpha1.TenantSpec{Hostname: "acme.k8s.test"}})
+	a := newAdmission(t, v1alpha1.Tenant{ObjectMeta: metav1.ObjectMeta{Name: "acme"}, Spec: v1alpha1.TenantSpec{Hostname: "acme.k8s.test"}})
 	if err := a.Validate(t.Context(), request(admission.Update, tenantObject("globex", "acme.k8s.test", ""), "status", false), nil); err != nil {
 		t.Errorf("a status update was refused: %v", err)
 	}

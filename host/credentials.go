@@ -40,6 +40,8 @@ type issuer struct {
 	authority *pki.Authority
 	// client reaches the tenant's API server; nil while that does not run.
 	client *rest.Config
+	// wake, if set, starts a tenant that is asleep, and returns what client was to be.
+	wake func(ctx context.Context) *rest.Config
 	// release, if set, is to be called after use.
 	release func()
 }
@@ -204,6 +206,9 @@ func (c *credentials) joinToken(ctx context.Context, tenant string, req *v1alpha
 		return err
 	}
 	defer t.close()
+	if t.wake != nil {
+		t.client = t.wake(ctx)
+	}
 	if t.client == nil {
 		return apierrors.NewServiceUnavailable(fmt.Sprintf("tenant %q is not running yet; wait until it is Ready and try again", tenant))
 	}

@@ -24,8 +24,12 @@ import (
 // directory with a higher one.
 const dataFormat = 1
 
-// installationKey is where the store says which installation it belongs to.
-const installationKey = "/tenantd/installation"
+const (
+	// installationKey is where the store says which installation it belongs to.
+	installationKey = "/tenantd/installation"
+	// domainKey is where it says which domain that serves.
+	domainKey = "/tenantd/domain"
+)
 
 // installation identifies what a data directory belongs to. It is kept in the
 // directory and in the store: a directory put together from two is refused.
@@ -37,8 +41,12 @@ type installation struct {
 	Domain string `json:"domain"`
 }
 
-// storeDir is the store's place in a data directory.
-const storeDir = "etcd"
+const (
+	// storeDir is the store's place in a data directory.
+	storeDir = "etcd"
+	// installationFile makes a directory a data directory: it is written last.
+	installationFile = "installation.json"
+)
 
 // dataDir is a data directory that this process has to itself.
 type dataDir struct {
@@ -58,41 +66,24 @@ func openDataDir(path, domain string, adopt func(*dataDir) (installation, error)
 			err = fmt.Errorf("open data directory %s: %w", path, explain(err))
 		}
 	}()
-	if path, err = filepath.Abs(path); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	d, err := lockDataDir(path)
 	if err != nil {
 		return nil, err
 	}
-	d := &dataDir{path: path, lock: lock}
 	defer func() {
 		if err != nil {
 			d.close()
 		}
 	}()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			holder, _ := os.ReadFile(lock.Name())
-			return nil, fmt.Errorf("in use by another tenantd (process %s); stop that one, or give this one a --data-dir of its own", strings.TrimSpace(string(holder)))
-		}
-		return nil, err
-	}
-	if err := lock.Truncate(0); err != nil {
-		return nil, err
-	}
-	if _, err := lock.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0); err != nil {
-		return nil, err
-	}
-
-	file := filepath.Join(path, "installation.json")
+	file := d.file(installationFile)
 	raw, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := refuseForeign(path, adopt != nil); err != nil {
+		mayHave := []string{"lock", "lost+found"}
+		if adopt != nil {
+			mayHave = append(mayHave, ofJoin...)
+		}
+		if err := refuseForeign(d.path, mayHave...); err != nil {
 			return nil, err
 		}
 		d.fresh = true
@@ -122,24 +113,61 @@ func openDataDir(path, domain string, adopt func(*dataDir) (installation, error)
 	return d, nil
 }
 
-// refuseForeign refuses a directory that holds something else already. A join that was
-// cut short may go on.
-func refuseForeign(path string, joins bool) error {
+// lockDataDir makes the directory if it is not there, and has it for this process alone.
+func lockDataDir(path string) (_ *dataDir, err error) {
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(path, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	d := &dataDir{path: path, lock: lock}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			holder, _ := os.ReadFile(lock.Name())
+			return nil, fmt.Errorf("in use by another tenantd (process %s); stop that one, or give this one a --data-dir of its own", strings.TrimSpace(string(holder)))
+		}
+		return nil, err
+	}
+	if err := lock.Truncate(0); err != nil {
+		return nil, err
+	}
+	if _, err := lock.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// refuseForeign refuses a directory that is no data directory and holds more than mayHave, or what is left of files
+// that were being written.
+func refuseForeign(path string, mayHave ...string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		// What a start that was cut short may have left.
 		name := e.Name()
-		if slices.Contains(ofJoin, name) {
-			if joins {
-				continue
-			}
+		switch {
+		case slices.Contains(mayHave, name), strings.HasSuffix(name, ".tmp"):
+		case name == installationFile:
+			return errors.New("there is an installation in it already: choose an empty directory with --data-dir, or move it away")
+		case name == restoringDir:
+			return errors.New("a snapshot was being restored here and is not whole: run `tenantd snapshot restore` again")
+		case slices.Contains(ofJoin, name) && name != sealingKeyFile:
 			return fmt.Errorf("a join was begun and not finished here (it has %s): start it with --join as before, or choose an empty directory with --data-dir", name)
-		}
-		if name != "lock" && !strings.HasSuffix(name, ".tmp") && name != "lost+found" {
-			return fmt.Errorf("not empty and not tenantd's (it has %s and no installation.json); choose an empty directory with --data-dir", name)
+		case name == sealingKeyFile:
+			return fmt.Errorf("it has %s and no installation: finish what was begun, a join or a restore, or choose an empty directory with --data-dir", name)
+		default:
+			return fmt.Errorf("not empty and not tenantd's (it has %s and no %s); choose an empty directory with --data-dir", name, installationFile)
 		}
 	}
 	return nil
@@ -167,11 +195,15 @@ func (d *dataDir) claim(ctx context.Context, client *clientv3.Client) error {
 	if err != nil {
 		return fmt.Errorf("check which installation the store belongs to: %w", err)
 	}
-	if resp.Succeeded {
-		return nil
+	if !resp.Succeeded {
+		if have := string(resp.Responses[0].GetResponseRange().Kvs[0].Value); have != d.id.ID {
+			return fmt.Errorf("data directory %s is of installation %s but the store in it of %s; restore both from one backup", d.path, d.id.ID, have)
+		}
 	}
-	if have := string(resp.Responses[0].GetResponseRange().Kvs[0].Value); have != d.id.ID {
-		return fmt.Errorf("data directory %s is of installation %s but the store in it of %s; restore both from one backup", d.path, d.id.ID, have)
+	// For who has no more than a snapshot of the store.
+	_, err = client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(domainKey), "=", 0)).Then(clientv3.OpPut(domainKey, d.id.Domain)).Commit()
+	if err != nil {
+		return fmt.Errorf("note which domain the store belongs to: %w", err)
 	}
 	return nil
 }
@@ -205,7 +237,12 @@ func writeFile(path string, content []byte, mode os.FileMode) error {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
-	dir, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+// syncDir has what was renamed in a directory survive a power cut.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}

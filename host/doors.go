@@ -5,6 +5,7 @@ package host
 
 import (
 	"net"
+	"slices"
 
 	"github.com/tenantd/tenantd/sni"
 	"github.com/tenantd/tenantd/tenant"
@@ -15,7 +16,7 @@ import (
 type doors struct {
 	api     *sni.Listener
 	carrier *sni.Listener
-	tunnel  []net.Listener
+	agents  []*sni.Listener // of the tunnel
 	all     []*sni.Listener
 }
 
@@ -47,22 +48,32 @@ func (r *runner) listen() (_ *doors, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d.tunnel = append(d.tunnel, agents)
+	d.agents = append(d.agents, agents)
 	// Under a name of their own agents need not offer the protocol.
 	if k := r.spec.KonnectivityHostname; k != "" {
 		own, err := open(k)
 		if err != nil {
 			return nil, err
 		}
-		d.tunnel = append(d.tunnel, own)
+		d.agents = append(d.agents, own)
 	}
 	return d, nil
+}
+
+// tunnel are the listeners of agents, as the control plane takes them.
+func (d *doors) tunnel() []net.Listener {
+	all := make([]net.Listener, len(d.agents))
+	for i, ln := range d.agents {
+		all[i] = ln
+	}
+	return all
 }
 
 // unlist has new connections go where else the names lead, if anywhere. Those that
 // came before are served.
 func (d *doors) unlist() {
-	for _, ln := range d.all {
+	// The API's last: it would get what is for the others.
+	for _, ln := range slices.Backward(d.all) {
 		_ = ln.SetNames(nil) // it fails for one that is closed, which has none
 	}
 }

@@ -190,6 +190,9 @@ func (h *Host) reportStatus(ctx context.Context) {
 		h.mu.Unlock()
 		line := fmt.Sprintf("%d tenants ready, %d starting, %d failed",
 			counts[v1alpha1.TenantReady], counts[v1alpha1.TenantStarting], counts[v1alpha1.TenantFailed])
+		if n := counts[v1alpha1.TenantAsleep]; n > 0 {
+			line += fmt.Sprintf(", %d asleep", n)
+		}
 		if problem != "" {
 			line += "; " + problem
 		}

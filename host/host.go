@@ -90,10 +90,16 @@ type Host struct {
 	route func()        // starts to route connections; later calls do nothing
 	ready chan struct{} // closed when the host is ready
 	load  loadMeter
+	admin adminKubeconfig
 	began time.Time
+
+	trials    trials
+	dormantMu sync.Mutex // has the router told of dormant tenants one after the other
 
 	mu        sync.Mutex // guards what follows
 	runners   map[string]*runner
+	byName    map[string]*runner  // the same, by the names that clients use
+	resumed   bool                // what is asleep has been read
 	names     map[string][]string // of all tenants wherever they are, by tenant
 	plane     *tenant.ControlPlane
 	authority *pki.Authority // the system plane's
@@ -118,19 +124,20 @@ func New(cfg Config) (*Host, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	name := cfg.Name
-	if name == "" {
-		hostname, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("find out this machine's name: %w; set one with --name", err)
-		}
-		name = strings.ToLower(hostname)
+	name, err := hostName(cfg.Name)
+	if err != nil {
+		return nil, err
 	}
 	return &Host{
 		cfg: cfg.HostConfiguration, name: name, version: cmp.Or(cfg.Version, "unknown"), log: cfg.Logger, systemd: newNotifier(cfg.Logger),
 		domain: domain, names: map[string][]string{},
-		ready: make(chan struct{}), runners: map[string]*runner{}, problem: "starting",
+		ready: make(chan struct{}), runners: map[string]*runner{}, byName: map[string]*runner{}, problem: "starting",
 	}, nil
+}
+
+// sealingKeyFile is where the key is, or is to be.
+func (h *Host) sealingKeyFile(d *dataDir) string {
+	return cmp.Or(h.cfg.SealingKeyFile, d.file(sealingKeyFile))
 }
 
 // Ready is closed when the system plane answers and the port is open.
@@ -170,10 +177,7 @@ func (h *Host) Run(ctx context.Context) (err error) {
 	}
 
 	// 3. Storage and the key that seals what is secret in it.
-	keyFile := h.cfg.SealingKeyFile
-	if keyFile == "" {
-		keyFile = h.dir.file(sealingKeyFile)
-	}
+	keyFile := h.sealingKeyFile(h.dir)
 	if err := h.dir.checkKey(keyFile); err != nil {
 		return err
 	}
@@ -220,6 +224,7 @@ func (h *Host) Run(ctx context.Context) (err error) {
 		MaxPendingPerSource: h.cfg.Limits.MaxPendingPerSource,
 		TrustedProxies:      prefixes(h.cfg.TrustedProxies),
 		ForwardFrom:         h.forwardFrom(),
+		Asked:               h.asked,
 		Logger:              h.log.With("component", "router"),
 	})
 	health.register(h.router.Collector())
@@ -412,6 +417,10 @@ func (h *Host) resume(ctx context.Context, r *reconciler) error {
 			runs = append(runs, run)
 		}
 	}
+	h.mu.Lock()
+	h.resumed = true
+	h.mu.Unlock()
+	h.tellDormant()
 	patience := time.After(resumePatience)
 	for _, run := range runs {
 		select {
@@ -528,6 +537,9 @@ func (h *Host) issuer(ctx context.Context, name string) (issuer, error) {
 		}
 		return issuer{}, apierrors.NewNotFound(gr, name)
 	}
+	if i, asleep, err := run.sleeper(ctx); asleep {
+		return i, err
+	}
 	i := run.issuer()
 	if i.authority == nil {
 		return i, apierrors.NewServiceUnavailable(fmt.Sprintf("the certificate authority of tenant %q does not exist yet; try again in a moment", name))
@@ -592,10 +604,7 @@ func (h *Host) learnNames(t *v1alpha1.Tenant) {
 	if h.hosts == nil {
 		return
 	}
-	names := []string{t.Spec.Hostname}
-	if k := t.Spec.KonnectivityHostname; k != "" {
-		names = append(names, k)
-	}
+	names := namesOf(&t.Spec)
 	h.mu.Lock()
 	known := slices.Equal(h.names[t.Name], names)
 	h.names[t.Name] = names
@@ -649,7 +658,9 @@ func (h *Host) distantIssuer(ctx context.Context, t *v1alpha1.Tenant) (issuer, e
 		return issuer{}, err
 	}
 	i := issuer{spec: t.Spec, authority: authority, release: func() { authority.Close() }}
-	if t.Status.Phase != v1alpha1.TenantReady && t.Status.Phase != v1alpha1.TenantMoving {
+	switch t.Status.Phase {
+	case v1alpha1.TenantReady, v1alpha1.TenantMoving, v1alpha1.TenantAsleep: // which wakes
+	default:
 		return i, nil
 	}
 	cert, key, _, err := authority.IssueClient(ctx, "tenantd:"+h.name, []string{user.SystemPrivilegedGroup}, pki.MinClientTTL)

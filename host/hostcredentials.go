@@ -5,6 +5,7 @@ package host
 
 import (
 	"context"
+	"crypto/hmac"
 	"errors"
 	"fmt"
 	"io"
@@ -194,6 +195,9 @@ func (c *hostCredentials) join(ctx context.Context, req *v1alpha1.HostJoinReques
 	}
 	if len(members) >= maxVoters && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.PeerAddress == entry.Peer }) {
 		return apierrors.NewConflict(resource, entry.Name, fmt.Errorf("there are %d hosts, and more than that cannot be yet: remove one first", len(members)))
+	}
+	if proof := req.Spec.SealingKeyProof; len(proof) > 0 && !hmac.Equal(proof, proveSealingKey(h.sealingKey, req.Spec.CSR)) {
+		return apierrors.NewConflict(resource, entry.Name, errors.New("its sealing key is not the one of the installation: copy the file from a host that is there, or remove the new host's; the token can be used again"))
 	}
 	profile, err := peerProfile(entry)
 	if err != nil {

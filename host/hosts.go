@@ -84,9 +84,10 @@ type hosts struct {
 	gossip    *gossip.Gossip
 	leads     *leads
 
-	poked    chan struct{} // wakes the placement
-	leading  atomic.Bool   // this host does the placement
-	draining atomic.Bool   // this host stops
+	poked    chan struct{}            // wakes the placement
+	leading  atomic.Bool              // this host does the placement
+	draining atomic.Bool              // this host stops
+	listed   atomic.Pointer[[]string] // the one ports of all hosts, as etcd has them; nil at first
 
 	mu      sync.Mutex   // guards what follows, and that what is told last is the latest
 	hosts   []string     // what tenants were told last
@@ -119,7 +120,7 @@ func (h *Host) peerConfig() (*storage.PeerConfig, error) {
 func (h *Host) openStore(ctx context.Context) error {
 	cfg := storage.Config{
 		Dir:          h.dir.file(storeDir),
-		SocketDir:    h.dir.file("run"),
+		SocketDir:    h.dir.file(socketDir),
 		Name:         h.name,
 		BackendQuota: h.cfg.Limits.BackendQuota.Value(),
 		TenantQuota:  h.cfg.Limits.TenantStorage.Value(),
@@ -288,16 +289,39 @@ func (s *hosts) entries(ctx context.Context) ([]hostEntry, error) {
 	return all, nil
 }
 
-// addresses are the one ports of the hosts that live, this one's first.
+// addresses are the one ports of the hosts, this one's first: of all that are listed,
+// and of those that are heard of before they are. Who is not there at the moment is
+// among them: workers find that out sooner than a list can tell, and know the host
+// when it is back.
 func (s *hosts) addresses() []string {
-	all := []string{s.host.ownAddress()}
+	var others []string
+	if listed := s.listed.Load(); listed != nil {
+		others = slices.Clone(*listed)
+	}
 	for _, other := range s.gossip.Hosts() {
-		if other.Name != s.host.name && other.State == gossip.Alive && other.Record.Address != "" {
-			all = append(all, other.Record.Address)
+		if other.State == gossip.Alive && other.Record.Address != "" {
+			others = append(others, other.Record.Address)
 		}
 	}
-	slices.Sort(all[1:])
-	return all
+	own := s.host.ownAddress()
+	others = slices.DeleteFunc(others, func(address string) bool { return address == own })
+	slices.Sort(others)
+	return append([]string{own}, slices.Compact(others)...)
+}
+
+// list takes down which hosts etcd has.
+func (s *hosts) list(all []hostEntry) {
+	var addresses []string
+	for _, e := range all {
+		addresses = append(addresses, e.Address)
+	}
+	if before := s.listed.Load(); before == nil || !slices.Equal(*before, addresses) {
+		s.listed.Store(&addresses)
+		s.tellRoutes()
+		if err := s.host.listInAdminKubeconfig(); err != nil {
+			s.host.log.Error("tenantctl does not know all hosts", "error", err)
+		}
+	}
 }
 
 // run keeps this host one of several until ctx is done.
@@ -324,18 +348,18 @@ func (s *hosts) run(ctx context.Context) {
 }
 
 // noQuorum is what a host says that cannot write.
-const noQuorum = "too few hosts are alive, or reach each other: nothing can be written"
+const noQuorum = "too few hosts are alive, or reach each other: nothing can be written. Bring others back, or see `tenantd snapshot restore --help` if they are gone for good"
 
 // checkQuorum has the host be ready while there is somebody to write for it.
 func (s *hosts) checkQuorum() {
-	known := s.host.store.Lag().LeaderKnown
+	there := s.host.store.HasQuorum()
 	s.host.mu.Lock()
 	defer s.host.mu.Unlock()
 	switch {
-	case !known && s.host.problem == "":
+	case !there && s.host.problem == "":
 		s.host.problem = noQuorum
 		s.host.log.Error(noQuorum)
-	case known && s.host.problem == noQuorum:
+	case there && s.host.problem == noQuorum:
 		s.host.problem = ""
 		s.host.log.Info("enough hosts are alive again")
 	}
@@ -363,6 +387,9 @@ func (s *hosts) find(ctx context.Context) {
 		}
 		var missing []string
 		all, err := s.entries(ctx)
+		if err == nil {
+			s.list(all)
+		}
 		for _, e := range all {
 			if !known[e.Name] {
 				missing = append(missing, e.Gossip)
@@ -399,13 +426,9 @@ func (s *hosts) record() gossip.Record {
 	defer h.mu.Unlock()
 	r.Draining = s.draining.Load()
 	for _, run := range h.runners {
-		names := []string{run.spec.Hostname}
-		if k := run.spec.KonnectivityHostname; k != "" {
-			names = append(names, k)
-		}
 		select {
 		case <-run.listening:
-			r.Tenants = append(r.Tenants, gossip.Tenant{UID: run.uid, Names: names, Ready: run.serves()})
+			r.Tenants = append(r.Tenants, gossip.Tenant{UID: run.uid, Names: namesOf(&run.spec), Ready: run.serves()})
 		default:
 		}
 	}
@@ -513,6 +536,23 @@ func (s *hosts) elsewhere(uid string) bool {
 		}
 	}
 	return false
+}
+
+// newsPatience bounds the wait for news that the one who places has had already.
+const newsPatience = 2 * time.Second
+
+// awaitElsewhere waits until this host, too, has heard that a tenant answers on another
+// one, where it is to send the clients of its own.
+func (s *hosts) awaitElsewhere(ctx context.Context, uid string) {
+	ctx, cancel := context.WithTimeout(ctx, newsPatience)
+	defer cancel()
+	for !s.elsewhere(uid) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // tellRoutes has the router, and the tenants here, know what the gossip knows.

@@ -8,7 +8,9 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -56,7 +58,7 @@ func (h *Host) joiner(ctx context.Context) func(*dataDir) (installation, error) 
 		raw, err := os.ReadFile(d.file(joinedFile))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			if j, err = h.join(ctx); err != nil {
+			if j, err = h.join(ctx, h.sealingKeyFile(d)); err != nil {
 				return installation{}, err
 			}
 			if raw, err = json.Marshal(j); err != nil {
@@ -80,16 +82,13 @@ func (h *Host) unpack(d *dataDir, j *joined) error {
 	if err != nil {
 		return err
 	}
-	sealing := d.file(sealingKeyFile)
-	if h.cfg.SealingKeyFile != "" {
-		sealing = h.cfg.SealingKeyFile
-		have, err := os.ReadFile(sealing)
-		if err == nil && !bytes.Equal(have, j.Answer.SealingKey) {
-			return fmt.Errorf("the sealing key %s is not the one of the installation: copy it from another host, or remove this one", sealing)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return explain(err)
-		}
+	sealing := h.sealingKeyFile(d)
+	have, err := os.ReadFile(sealing)
+	if err == nil && !bytes.Equal(have, j.Answer.SealingKey) {
+		return fmt.Errorf("the sealing key %s is not the one of the installation: copy it from another host, or remove this one", sealing)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return explain(err)
 	}
 	for _, file := range []struct {
 		path    string
@@ -113,8 +112,9 @@ func (h *Host) unpack(d *dataDir, j *joined) error {
 }
 
 // join makes this host one of the installation that the configuration names, and
-// returns what it was told. On this machine it changes nothing.
-func (h *Host) join(ctx context.Context) (*joined, error) {
+// returns what it was told. On this machine it changes nothing. A sealing key that is
+// there has to be the installation's.
+func (h *Host) join(ctx context.Context, sealingKeyFile string) (*joined, error) {
 	server := h.cfg.Join.Server
 	raw, err := os.ReadFile(h.cfg.Join.TokenFile)
 	if err != nil {
@@ -138,6 +138,13 @@ func (h *Host) join(ctx context.Context) (*joined, error) {
 	req := &v1alpha1.HostJoinRequest{Spec: v1alpha1.HostJoinRequestSpec{
 		Name: h.name, Address: h.ownAddress(), PeerAddress: h.cfg.Peer.Advertise, GossipAddress: h.cfg.Gossip.Advertise, Version: h.version, CSR: csr,
 	}}
+	sealing, err := os.ReadFile(sealingKeyFile)
+	switch {
+	case err == nil:
+		req.Spec.SealingKeyProof = proveSealingKey(sealing, csr)
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("read the sealing key: %w", explain(err))
+	}
 	req.SetDefaults()
 	if err := req.Validate(); err != nil {
 		return nil, fmt.Errorf("join the installation at %s: %w", server, err)
@@ -158,6 +165,15 @@ func (h *Host) join(ctx context.Context) (*joined, error) {
 		return nil, fmt.Errorf("join the installation at %s: its answer lacks something; is it of this version?", server)
 	}
 	return &joined{Key: key, Answer: req.Status}, nil
+}
+
+// proveSealingKey shows, to who has the same, which sealing key this is, and nothing to
+// others.
+func proveSealingKey(key, csr []byte) []byte {
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte("tenantd host join\x00"))
+	mac.Write(csr)
+	return mac.Sum(nil)
 }
 
 // fetchCA gets the system plane's authority and sees that it is the token's.

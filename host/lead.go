@@ -13,6 +13,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/tenantd/tenantd/storage"
 )
 
 const (
@@ -68,7 +70,7 @@ func (l *leads) run(ctx context.Context) {
 			err = l.resume(ctx, session)
 		}
 		if err != nil {
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && !storage.IsNoQuorum(err) { // which is said once, for all
 				l.log.Warn("no lease for what this host leads; trying again", "error", err)
 			}
 			if session != nil {
@@ -97,8 +99,7 @@ func (l *leads) run(ctx context.Context) {
 	}
 }
 
-// newSession gets a lease. Without a quorum nobody can give one, and the client asks
-// again and again until ctx is done.
+// newSession gets a lease, which nobody can give without a quorum.
 func (l *leads) newSession(ctx context.Context) (*concurrency.Session, error) {
 	lease, err := l.client.Grant(ctx, leadTTL)
 	if err != nil {

@@ -33,6 +33,8 @@ const (
 	placementLead = "placement"
 	// placeInterval is how often the placement is thought over when nothing happens.
 	placeInterval = 2 * time.Second
+	// learnerInterval is how often a host that joins, and waits to vote, is looked at.
+	learnerInterval = 200 * time.Millisecond
 	// maxVoters is how many hosts decide together. More of them would not make it
 	// safer, and each write waits for a majority.
 	maxVoters = 5
@@ -47,20 +49,28 @@ func (s *hosts) lead(ctx context.Context) {
 		}
 		s.host.log.Info("this host places the tenants")
 		s.leading.Store(true)
-		tick := time.NewTicker(placeInterval)
+		tick, learners := time.NewTicker(placeInterval), time.NewTicker(learnerInterval)
 		for held := true; held && ctx.Err() == nil; {
-			if err := s.arrange(ctx); err != nil && ctx.Err() == nil {
+			if err := s.arrange(ctx); err != nil && ctx.Err() == nil && s.host.store.HasQuorum() {
 				s.host.log.Warn("hosts and tenants are not arranged as they should be; trying again", "error", err)
 			}
-			select {
-			case <-ctx.Done():
-			case <-got.lost:
-				held = false
-			case <-s.poked:
-			case <-tick.C:
+			for waiting := true; waiting; {
+				waiting = false
+				select {
+				case <-ctx.Done():
+				case <-got.lost:
+					held = false
+				case <-s.poked:
+				case <-tick.C:
+				case <-learners.C:
+					if waiting = true; s.host.store.Learners() > 0 {
+						_ = s.letVote(ctx) // of what fails the next arrange tells
+					}
+				}
 			}
 		}
 		tick.Stop()
+		learners.Stop()
 		s.leading.Store(false)
 		s.leads.release(got)
 	}
@@ -136,10 +146,10 @@ func (s *hosts) views(objects []v1alpha1.Host) map[string]*view {
 		}
 		all[g.Name] = v
 	}
-	for _, o := range objects {
-		if v := all[o.Name]; v != nil && (o.Spec.Draining || !o.DeletionTimestamp.IsZero()) {
-			v.Draining = true
-		}
+	// One without an object was removed and has not noticed yet, or has just been born.
+	for name, v := range all {
+		i := slices.IndexFunc(objects, func(o v1alpha1.Host) bool { return o.Name == name })
+		v.Draining = v.Draining || i < 0 || objects[i].Spec.Draining || !objects[i].DeletionTimestamp.IsZero()
 	}
 	return all
 }
@@ -171,8 +181,15 @@ func (s *hosts) place(ctx context.Context, c client.Client, views map[string]*vi
 	return errors.Join(errs...)
 }
 
+// asleepWeight is that of a tenant that is asleep, in bytes: next to nothing, but it
+// may wake.
+const asleepWeight = 8 << 20
+
 // weight is what a tenant takes, in bytes, as far as it is known.
 func (s *hosts) weight(t *v1alpha1.Tenant) int64 {
+	if t.Status.AsleepSince != nil {
+		return asleepWeight
+	}
 	if t.Status.Memory != nil {
 		return t.Status.Memory.Value()
 	}
@@ -448,7 +465,7 @@ func (h *Host) tenantClient() (client.Client, error) {
 }
 
 // processors is what this process may use.
-func processors() int { return runtime.GOMAXPROCS(0) }
+func processors() int { return runtime.NumCPU() }
 
 // machineMemory is what is in use and what there is, in bytes; zero if that cannot
 // be told.

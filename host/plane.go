@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -59,7 +60,7 @@ func (h *Host) newSystemPlane(ctx context.Context, authority *pki.Authority) (*t
 		Listener:  ln,
 		Audit:     h.audit(v1alpha1.ReservedTenantName),
 		Admission: func(inner admission.Interface) admission.Interface {
-			return &tenantAdmission{Interface: inner, domain: h.cfg.Domain, list: h.listTenants, reserved: map[string]reservation{}}
+			return &tenantAdmission{Interface: inner, domain: h.cfg.Domain, list: h.listTenants, etcd: h.store.Client()}
 		},
 		Handlers: map[string]http.Handler{
 			credentialsPrefix: &credentials{
@@ -146,11 +147,39 @@ func (h *Host) writeAdminKubeconfig(ctx context.Context, authority *pki.Authorit
 			host = ip.String()
 		}
 	}
-	config, err := pki.Kubeconfig(pki.KubeconfigParams{
+	h.admin.mu.Lock()
+	h.admin.params = &pki.KubeconfigParams{
 		Cluster: "tenantd", User: adminUser,
 		Server: serverURL(host, h.port()), TLSServerName: systemName(h.cfg.Domain),
 		CA: authority.CA(), Cert: cert, Key: key,
-	})
+	}
+	h.admin.mu.Unlock()
+	return h.listInAdminKubeconfig()
+}
+
+// adminKubeconfig is what admin.kubeconfig was last made of.
+type adminKubeconfig struct {
+	mu     sync.Mutex            // guards what follows, and that the file is of the latest
+	params *pki.KubeconfigParams // nil until there is one
+}
+
+// listInAdminKubeconfig writes the kubeconfig, if there is one, with the hosts of this
+// moment: tenantctl asks another one when its server does not answer.
+func (h *Host) listInAdminKubeconfig() error {
+	h.admin.mu.Lock()
+	defer h.admin.mu.Unlock()
+	if h.admin.params == nil {
+		return nil
+	}
+	params := *h.admin.params
+	if all := h.allAddresses(); len(all) > 1 {
+		content, err := v1alpha1.FormatKubeconfigHosts(all)
+		if err != nil {
+			return fmt.Errorf("write administrator's kubeconfig: %w", err)
+		}
+		params.Extensions = map[string][]byte{v1alpha1.HostsExtension: content}
+	}
+	config, err := pki.Kubeconfig(params)
 	if err != nil {
 		return fmt.Errorf("write administrator's kubeconfig: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -74,6 +75,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		t.Status.Placement = []string{r.host.name}
 	}
 	if !slices.Contains(t.Status.Placement, r.host.name) {
+		if len(t.Status.Placement) > 0 && r.host.runs(t.Name) {
+			r.host.hosts.awaitElsewhere(ctx, string(t.UID))
+		}
 		r.host.stopTenant(t.Name, string(t.UID))
 		return ctrl.Result{}, nil
 	}
@@ -84,16 +88,32 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if !r.host.speaksFor(t, run) {
 		return ctrl.Result{RequeueAfter: statusInterval}, nil
 	}
-	status := r.host.status(ctx, t, run)
-	if equality.Semantic.DeepEqual(status, *stored) {
-		return ctrl.Result{RequeueAfter: statusInterval}, nil
+	if t.Spec.Replicas > 1 {
+		run.wake()
 	}
-	t.Status = status
-	if err := r.client.Status().Update(ctx, t); err != nil {
-		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil // our copy was old
+	settled := run.settles(t.Annotations[v1alpha1.RequestAnnotation])
+	status := r.host.status(ctx, t, run)
+	if !equality.Semantic.DeepEqual(status, *stored) {
+		t.Status = status
+		if err := r.client.Status().Update(ctx, t); err != nil {
+			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil // our copy was old
+			}
+			return ctrl.Result{}, fmt.Errorf("write status of tenant %q: %w", t.Name, err)
 		}
-		return ctrl.Result{}, fmt.Errorf("write status of tenant %q: %w", t.Name, err)
+	}
+	if settled { // and the status says how
+		patch := client.MergeFromWithOptions(t.DeepCopy(), client.MergeFromWithOptimisticLock{})
+		delete(t.Annotations, v1alpha1.RequestAnnotation)
+		if err := r.client.Patch(ctx, t, patch); err != nil && !apierrors.IsNotFound(err) {
+			if apierrors.IsConflict(err) {
+				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil // there is a newer request
+			}
+			return ctrl.Result{}, fmt.Errorf("take the request off tenant %q: %w", t.Name, err)
+		}
+	}
+	if status.Phase == v1alpha1.TenantAsleep {
+		return ctrl.Result{}, nil // nothing changes
 	}
 	return ctrl.Result{RequeueAfter: statusInterval}, nil
 }
@@ -201,13 +221,40 @@ func (h *Host) ensureTenant(t *v1alpha1.Tenant, changed func()) *runner {
 		run.stop()
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.stopping {
+		h.mu.Unlock()
 		return nil
 	}
+	h.forgetRunner(run)
 	run = h.startRunner(t, changed)
 	h.runners[t.Name] = run
+	for _, name := range namesOf(&t.Spec) {
+		h.byName[name] = run
+	}
+	h.mu.Unlock()
+	if len(run.dormantNames()) > 0 {
+		h.tellDormant()
+	}
 	return run
+}
+
+// forgetRunner takes a runner, which may be nil, out of what the host has. Its caller
+// has mu.
+func (h *Host) forgetRunner(run *runner) {
+	if run == nil {
+		return
+	}
+	if h.runners[run.name] == run {
+		delete(h.runners, run.name)
+	}
+	maps.DeleteFunc(h.byName, func(_ string, r *runner) bool { return r == run })
+}
+
+// runs reports whether a tenant of that name runs here.
+func (h *Host) runs(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.runners[name] != nil
 }
 
 // stopTenant stops what runs under that name, if it is of that UID or the UID is
@@ -220,12 +267,11 @@ func (h *Host) stopTenant(name, uid string) {
 		return
 	}
 	run.stop()
-	defer h.tell()
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.runners[name] == run {
-		delete(h.runners, name)
-	}
+	h.forgetRunner(run)
+	h.mu.Unlock()
+	h.tellDormant()
+	h.tell()
 }
 
 // status describes t as run has it now.
@@ -239,11 +285,19 @@ func (h *Host) status(ctx context.Context, t *v1alpha1.Tenant, run *runner) v1al
 		state.phase, state.reason, state.message = v1alpha1.TenantReady, v1alpha1.ReasonAsExpected, "The API server answers; controllers and scheduler are being taken over."
 	}
 	s.Phase = state.phase
+	awake, reason, message, asleepSince := run.wakefulness()
+	setCondition(t, &s, v1alpha1.ConditionAwake, awake, reason, message)
+	s.AsleepSince = nil
+	if !asleepSince.IsZero() {
+		since := metav1.NewTime(asleepSince.Truncate(time.Second))
+		s.AsleepSince = &since
+	}
 
 	if h.hosts != nil && len(s.Placement) > int(t.Spec.Replicas) && s.Phase == v1alpha1.TenantReady {
 		s.Phase = v1alpha1.TenantMoving
 	}
-	placed, reason, message := metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "Runs on "+h.name+"."
+	placed := metav1.ConditionTrue
+	reason, message = v1alpha1.ReasonAsExpected, "Runs on "+h.name+"."
 	if int(t.Spec.Replicas) > len(s.Placement) {
 		placed, reason = metav1.ConditionFalse, v1alpha1.ReasonTooFewHosts
 		message = fmt.Sprintf("%d replicas are wanted, but there is %d host; the tenant runs all the same.", t.Spec.Replicas, len(s.Placement))
@@ -252,6 +306,10 @@ func (h *Host) status(ctx context.Context, t *v1alpha1.Tenant, run *runner) v1al
 		setCondition(t, &s, v1alpha1.ConditionPlaced, placed, reason, message)
 	}
 	switch {
+	case s.AsleepSince != nil:
+		if meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionCertificatesIssued) == nil {
+			setCondition(t, &s, v1alpha1.ConditionCertificatesIssued, metav1.ConditionFalse, v1alpha1.ReasonAsleep, "Certificates are issued when the tenant is first woken.")
+		}
 	case state.certs:
 		setCondition(t, &s, v1alpha1.ConditionCertificatesIssued, metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "Certificates are issued and renewed automatically.")
 	case state.reason == v1alpha1.ReasonIssueFailed:
@@ -280,7 +338,9 @@ func (h *Host) status(ctx context.Context, t *v1alpha1.Tenant, run *runner) v1al
 	} else {
 		s.Memory = nil
 	}
-	s.Nodes = h.countNodes(ctx, run)
+	if s.AsleepSince == nil { // or it has none
+		s.Nodes = h.countNodes(ctx, run)
+	}
 	return s
 }
 

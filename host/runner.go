@@ -60,11 +60,12 @@ type runner struct {
 	// listening is closed when the router has been given the tenant's names, or
 	// that was tried in vain.
 	listening chan struct{}
-	tried     func() // closes listening
+	tried     func()        // closes listening
+	poked     chan struct{} // wakes run, see sleep
 
 	mu sync.Mutex // guards what follows
 	// spec is what the control plane runs as. What cannot change without a restart
-	// is constant and read without mu: all but Limits, Replicas, Placement and Addons.
+	// is constant and read without mu: all but Limits, Replicas, Placement, Addons and Sleep.
 	spec      v1alpha1.TenantSpec
 	state     runState
 	authority *pki.Authority
@@ -72,6 +73,7 @@ type runner struct {
 	doors     *doors
 	answering bool  // the API server of cp answers
 	held      *lead // of controllers and scheduler; nil if this host has it not
+	sleep     sleep
 }
 
 // startRunner starts to run a tenant. It goes on until stop, whatever happens to
@@ -81,7 +83,12 @@ func (h *Host) startRunner(t *v1alpha1.Tenant, changed func()) *runner {
 	r := &runner{
 		host: h, name: t.Name, uid: string(t.UID), spec: *t.Spec.DeepCopy(),
 		log: h.log.With("tenant", t.Name), changed: changed, cancel: cancel, done: make(chan struct{}), listening: make(chan struct{}),
+		poked: make(chan struct{}, 1),
 		state: runState{phase: v1alpha1.TenantStarting, reason: v1alpha1.ReasonStarting, message: "The control plane is waiting for its turn to start.", since: time.Now()},
+	}
+	if since := startsAsleep(t); !since.IsZero() {
+		r.sleep.since, r.sleep.dormant = since, true
+		r.state.phase, r.state.reason = v1alpha1.TenantAsleep, v1alpha1.ReasonAsleep
 	}
 	r.tried = sync.OnceFunc(func() { close(r.listening) })
 	go func() {
@@ -124,18 +131,25 @@ func (r *runner) run(ctx context.Context) {
 	defer func() {
 		r.mu.Lock()
 		authority := r.authority
+		r.endTrial()
 		r.mu.Unlock()
 		if authority != nil {
 			authority.Close()
 		}
 	}()
 	pause := minRestart
-	for {
+	for r.rest(ctx) {
 		began := time.Now()
 		reason, err := r.once(ctx)
 		if ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errAsleep) {
+			pause = minRestart
+			r.lieDown()
+			continue
+		}
+		r.arise()
 		if err == nil {
 			reason, err = v1alpha1.ReasonStopped, errors.New("the control plane ended without a reason")
 		}
@@ -150,11 +164,17 @@ func (r *runner) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
+		case <-r.poked: // it is to sleep
 		}
 		pause = min(2*pause, maxRestart)
 		r.mu.Lock()
 		r.state.restarts++
+		r.endTrial()
 		r.mu.Unlock()
+		if r.requestedSleep() {
+			r.lieDown()
+			continue
+		}
 		r.set(v1alpha1.TenantStarting, v1alpha1.ReasonStarting, "The control plane is starting again.")
 	}
 }
@@ -177,6 +197,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		return v1alpha1.ReasonStartFailed, err
 	}
 	r.tried()
+	r.arise()
 	r.host.tell()
 	sans := slices.Clone(r.spec.CertSANs)
 	if k := r.spec.KonnectivityHostname; k != "" {
@@ -198,12 +219,13 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		CertSANs:    sans,
 		Authority:   authority,
 		Listener:    doors.api,
-		Tunnel:      doors.tunnel,
+		Tunnel:      doors.tunnel(),
 		Carrier:     doors.carrier,
 		Hosts:       r.host.allAddresses(),
 		Audit:       r.host.audit(r.name),
 		Logger:      r.host.log,
 
+		Replicas:             r.replicas,
 		KonnectivityHostname: r.spec.KonnectivityHostname,
 		Instance:             r.host.instance(),
 		Lead:                 r.leader(cancel),
@@ -215,6 +237,9 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 	r.mu.Lock()
 	r.cp, r.doors = cp, doors
 	r.apply()
+	if r.sleep.hurried {
+		cp.Hurry()
+	}
 	r.mu.Unlock()
 
 	ended := make(chan error, 1)
@@ -222,10 +247,15 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 	serves, ready := cp.Serves(), cp.Ready()
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
-	running := false
+	running, asleep := false, false
+	var use drowsiness
 	for {
+		look := false
 		select {
 		case err := <-ended:
+			if asleep && err == nil {
+				return "", errAsleep
+			}
 			if running {
 				return v1alpha1.ReasonStopped, err
 			}
@@ -236,9 +266,12 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 			r.answering = true
 			r.mu.Unlock()
 			r.host.tell()
+			for _, ln := range doors.agents {
+				r.host.router.Recall(ln)
+			}
 		case <-ready:
-			ready, running = nil, true
-			tick.Reset(15 * time.Second)
+			ready, running, look = nil, true, true
+			use.ready = time.Now()
 			r.set(v1alpha1.TenantReady, v1alpha1.ReasonAsExpected, "The API server, the controllers and the scheduler are running.")
 		case <-tick.C:
 			if !running {
@@ -248,7 +281,17 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 			} else {
 				r.set(v1alpha1.TenantReady, v1alpha1.ReasonAsExpected, "The API server, the controllers and the scheduler are running.")
 			}
+			look = true
+		case <-r.poked:
+			look = true
 		}
+		if !look || !running || asleep {
+			continue
+		}
+		if asleep = r.nods(ctx, cp, &use); asleep {
+			cancel()
+		}
+		tick.Reset(r.lookInterval())
 	}
 }
 
@@ -302,6 +345,13 @@ func (r *runner) serves() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.answering
+}
+
+// replicas is how many hosts run the tenant.
+func (r *runner) replicas() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(int(r.spec.Replicas), 1)
 }
 
 // setHosts changes where workers find hosts.
@@ -385,6 +435,7 @@ func (r *runner) runsAs(spec *v1alpha1.TenantSpec) bool {
 	// Where it runs is not the control plane's matter.
 	changed := !reflect.DeepEqual(r.spec.Limits, want.Limits) || !reflect.DeepEqual(r.spec.Addons, want.Addons)
 	r.spec.Limits, r.spec.Replicas, r.spec.Placement, r.spec.Addons = want.Limits, want.Replicas, want.Placement, want.Addons
+	r.spec.Sleep = want.Sleep
 	if changed && r.cp != nil {
 		r.apply()
 	}

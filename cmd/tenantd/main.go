@@ -42,6 +42,13 @@ const (
 // overrides it.
 const gcPercent = 50
 
+// leastProcs is how many goroutines may run at once at least, on a machine with fewer
+// processors too. Go's scheduler looks for what came from the network when one of
+// its Ps has nothing else to do, or every 10 ms. Where a tenant's list and the garbage
+// collector keep two Ps busy, everybody's requests wait for that at each step. With
+// Ps to spare the kernel shares the processors out, and soon. GOMAXPROCS overrides it.
+const leastProcs = 4
+
 func main() {
 	// Upstream's clients honour these. What a control plane dials must never leave
 	// by way of the host's proxy.
@@ -52,6 +59,9 @@ func main() {
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
+	}
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
+		runtime.GOMAXPROCS(leastProcs)
 	}
 	cmd := newCommand()
 	if err := cmd.Execute(); err != nil {
@@ -85,7 +95,7 @@ Clusters are added and removed with tenantctl.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRunCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newSnapshotCommand(), newVersionCommand())
 	return root
 }
 

@@ -31,9 +31,10 @@ const (
 	// name: longer than any pause that it comes back from by itself.
 	reclaimAfter = 10 * time.Second
 
-	// rejoinInterval bounds how much longer than the network a partition lasts.
-	rejoinInterval = 10 * time.Second
-	maxRejoins     = 8 // at a time
+	// rejoinInterval bounds how much longer than the network a partition lasts, but for
+	// a connection's first packet and its answer.
+	rejoinInterval = time.Second
+	maxRejoins     = 8 // that begin at a time
 
 	// pushPullInterval bounds how long what gossip lost is lost.
 	pushPullInterval = 10 * time.Second
@@ -251,8 +252,7 @@ func Start(cfg Config) (*Gossip, error) {
 	g.list, err = memberlist.Create(c)
 	if err != nil {
 		g.stop()
-		t.Shutdown()
-		return nil, fmt.Errorf("start gossip: %w", err)
+		return nil, fmt.Errorf("start gossip: %w", errors.Join(err, t.Shutdown()))
 	}
 	close(g.ready)
 	g.run(g.fetch)
@@ -511,7 +511,9 @@ func (g *Gossip) fetch() {
 }
 
 // rejoin looks for hosts that died: memberlist forgets them after half a minute,
-// and after a partition each side is dead to the other.
+// and after a partition each side is dead to the other. Attempts do not wait for each
+// other: one that began before the network was well again would hold up the one that
+// finds it well.
 func (g *Gossip) rejoin() {
 	tick := time.NewTicker(g.cfg.rejoin)
 	defer tick.Stop()
@@ -524,11 +526,13 @@ func (g *Gossip) rejoin() {
 		if g.leaving.Load() {
 			return
 		}
-		var round sync.WaitGroup
 		for _, p := range g.view.lost(maxRejoins) {
-			round.Go(func() { g.list.Join([]string{p.name + "/" + p.address}) })
+			g.run(func() {
+				if _, err := g.list.Join([]string{p.name + "/" + p.address}); err != nil {
+					g.log.Debug("a host that was lost is still away", "host", p.name, "error", err)
+				}
+			})
 		}
-		round.Wait()
 	}
 }
 
