@@ -73,6 +73,7 @@ func (c *cli) addCommand() *cobra.Command {
 	var (
 		fields  tenantFlags
 		file    string
+		asleep  bool
 		wait    bool
 		timeout time.Duration
 	)
@@ -85,6 +86,8 @@ NAME is lower-case letters, digits and '-', at most 40 characters; "system" is
 taken. Everything else has a default. -f reads a Tenant from a file, or from
 standard input with "-"; a flag wins over the file, and NAME may be left out
 when the file has it. A field that the file should not have is an error.
+
+--asleep adds it without starting it, which the first connection does.
 
 The command waits until the cluster can be used, and shows what it waits for.
 When the time is up (exit code 4), or on Ctrl-C, the tenant stays and goes on
@@ -123,6 +126,9 @@ starting; "tenantctl remove" takes it back.`,
 			if err := fields.apply(cmd.Flags(), object.Object); err != nil {
 				return err
 			}
+			if asleep {
+				ask(object, v1alpha1.RequestSleep)
+			}
 			p, err := c.connect()
 			if err != nil {
 				return err
@@ -139,13 +145,18 @@ starting; "tenantctl remove" takes it back.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(c.out, "tenant %s is ready at https://%s\n", name, t.Status.Endpoint)
+			state := "ready"
+			if t.Status.Phase == v1alpha1.TenantAsleep {
+				state = "asleep"
+			}
+			fmt.Fprintf(c.out, "tenant %s is %s at https://%s\n", name, state, t.Status.Endpoint)
 			return nil
 		}),
 	}
 	fields.addTo(cmd.Flags())
 	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with a Tenant in YAML or JSON; - is standard input")
 	must(cmd.MarkFlagFilename("filename", "yaml", "yml", "json"))
+	cmd.Flags().BoolVar(&asleep, "asleep", false, "do not start it before somebody connects")
 	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the tenant is ready")
 	cmd.Flags().DurationVar(&timeout, "timeout", defaultTimeout, "how long to wait")
 	return cmd
@@ -220,7 +231,7 @@ func (c *cli) waitReady(ctx context.Context, p *plane, name string, timeout time
 			return false, failed(exitFailed, "tenant %q failed to start: %s; see tenantctl get %s, correct it with kubectl edit tenant %s, or take it back with tenantctl remove %s",
 				name, strings.TrimSuffix(obstacle(t), "."), name, name, name)
 		}
-		return meta.IsStatusConditionTrue(t.Status.Conditions, v1alpha1.ConditionReady), nil
+		return t.Status.Phase == v1alpha1.TenantAsleep || meta.IsStatusConditionTrue(t.Status.Conditions, v1alpha1.ConditionReady), nil
 	})
 	stands := string(v1alpha1.TenantPending)
 	if last != nil {

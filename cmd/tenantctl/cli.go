@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -55,7 +56,8 @@ adds and removes the hosts of the installation in the same way.
 It talks to the system plane, which is a Kubernetes API: kubectl works on the
 same objects, as in "kubectl get tenants". The system plane is found by a
 kubeconfig: the one of --kubeconfig, else of $` + kubeconfigVariable + `, else
-` + defaultKubeconfig() + `, which tenantd writes on its host.
+` + defaultKubeconfig() + `, which tenantd writes on its host. It lists
+the other hosts, too: if the one that it names does not answer, another is asked.
 
 Results go to standard output; progress and errors go to standard error, an
 error as one line that says what to do.
@@ -87,6 +89,8 @@ Exit codes:
 		c.joinCommandCommand(),
 		c.workerCommand(),
 		c.moveCommand(),
+		c.sleepCommand(),
+		c.wakeCommand(),
 		c.hostsCommand(),
 		c.hostCommand(),
 		c.versionCommand(),
@@ -134,6 +138,14 @@ func (c *cli) connect() (*plane, error) {
 	config.UserAgent = "tenantctl/" + buildVersion()
 	config.QPS = -1 // a person types slower than any limit; the server has its own
 	config.WarningHandler = rest.NewWarningWriter(c.err, rest.WarningWriterOptions{Deduplicate: true})
+
+	others, err := otherHosts(file)
+	if err != nil {
+		return nil, failed(exitFailed, "the kubeconfig %s does not work: %w; %s", file, err, remedy)
+	}
+	if len(others) > 0 {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &anyHost{next: next, cli: c, others: others} })
+	}
 
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {

@@ -40,7 +40,9 @@ gives the user and the groups. A kubeconfig holds a private key and cannot be
 taken back before it ends: keep --ttl short.
 
 --server writes another address into it, such as that of a host before DNS has
-the tenant's name; the name is then written beside it as tls-server-name.
+the tenant's name; the name is then written beside it as tls-server-name. kubectl
+asks this one server: it outlives the loss of a host if the server is a name that has
+an address for each host, or tenant-proxy's address on a machine that runs it.
 
 --merge adds the cluster NAME, and the user and context USER@NAME, and makes the
 context the current one. An entry of those names that belongs to another cluster
@@ -48,7 +50,8 @@ is left alone and is an error, unless --force replaces it.`,
 		Example: `  tenantctl kubeconfig acme --output acme.kubeconfig
   tenantctl kubeconfig acme --merge && kubectl get nodes
   tenantctl kubeconfig acme --user jane --group developers --ttl 8h
-  tenantctl kubeconfig acme --server https://192.0.2.10:443`,
+  tenantctl kubeconfig acme --server https://192.0.2.10:443
+  tenantctl kubeconfig acme --server https://172.20.0.1:6443    # tenant-proxy's`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.tenantName,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {

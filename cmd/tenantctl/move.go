@@ -115,6 +115,9 @@ func (c *cli) waitMoved(ctx context.Context, p *plane, t *v1alpha1.Tenant, timeo
 					t.Name, strings.Join(now.Status.Placement, ", "), strings.TrimSuffix(obstacle(now), "."), t.Name, t.Name)
 			}
 			hosts = now.Status.Placement
+			if now.Status.Phase == v1alpha1.TenantAsleep {
+				return true, nil // it will wake there
+			}
 			return now.Status.Phase != v1alpha1.TenantMoving && meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionReady), nil
 		})
 	})

@@ -72,6 +72,7 @@ func startPlane(t *testing.T) *fakePlane {
 	p.tenants = &store[*v1alpha1.Tenant]{plane: p, resource: "tenants", empty: &v1alpha1.Tenant{}, objects: map[string]*v1alpha1.Tenant{}}
 	p.hosts = &store[*v1alpha1.Host]{plane: p, resource: "hosts", empty: &v1alpha1.Host{}, objects: map[string]*v1alpha1.Host{}}
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /readyz", func(http.ResponseWriter, *http.Request) {})
 	p.tenants.serve(mux)
 	p.hosts.serve(mux)
 	mux.HandleFunc("POST /apis/tenantd.io/v1alpha1/tenants", p.create)
