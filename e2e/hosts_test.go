@@ -113,6 +113,19 @@ func TestHosts(t *testing.T) {
 			t.Error("what could not join thinks that it is part of an installation")
 		}
 	}
+	// Nor with another sealing key in place, which leaves the token as it is.
+	unused := a.token()
+	for _, want := range []string{"its sealing key is not the one of the installation", `there is a host "host-b" already`} {
+		d := newMember(t, "host-b", "127.0.0.5", "--join", a.listen, "--join-token-file", unused)
+		if strings.Contains(want, "sealing") {
+			d.args[1] = "host-d"
+			putFile(t, filepath.Join(d.dir, "sealing.key"), make([]byte, 32))
+		}
+		d.start()
+		if code := d.wait(); code == 0 || !strings.Contains(d.log.String(), want) {
+			t.Errorf("a join that must not be ended with %d, without %q:\n%s", code, want, d.log.tail(5))
+		}
+	}
 	a.awaitHosts("host-a", "host-b", "host-c")
 
 	mustKubectl(t, kubeconfig, "", "create", "configmap", "before")
