@@ -28,6 +28,8 @@ import (
 const (
 	// requestLimit is how long a client waits for an answer.
 	requestLimit = 2 * time.Second
+	// calmLimit is how long where no request may fail: a busy machine may take its time.
+	calmLimit = 20 * time.Second
 	// think is what a client does between two requests: without it this machine would
 	// be busy with nothing but clients.
 	think = 40 * time.Millisecond
@@ -67,7 +69,10 @@ type history struct {
 }
 
 // begin has clients write and read registers of their own until end.
-func (in *installation) begin(t *testing.T) *history {
+func (in *installation) begin(t *testing.T) *history { return in.beginWith(t, requestLimit) }
+
+// beginWith is begin with a limit for each request.
+func (in *installation) beginWith(t *testing.T, limit time.Duration) *history {
 	t.Helper()
 	name := strings.ToLower(t.Name()[strings.LastIndex(t.Name(), "/")+1:])
 	ctx, cancel := context.WithCancel(context.Background())
@@ -88,6 +93,7 @@ func (in *installation) begin(t *testing.T) *history {
 	for _, tenant := range in.tenants {
 		for n, host := range in.hosts {
 			c := newRegisterClient(t, tenant, host)
+			c.limit, c.http.Timeout = limit, limit
 			h.clients.Go(func() { h.client(ctx, c, n) })
 		}
 	}
@@ -309,12 +315,13 @@ type registerClient struct {
 	tenant *tenant
 	host   *host
 	config *rest.Config
-	http   *http.Client // a new one after each failure: the connection may be dead
+	limit  time.Duration // of each request
+	http   *http.Client  // a new one after each failure: the connection may be dead
 }
 
 func newRegisterClient(t testing.TB, tenant *tenant, host *host) *registerClient {
 	t.Helper()
-	c := &registerClient{tenant: tenant, host: host, config: tenant.through(host, clients)}
+	c := &registerClient{tenant: tenant, host: host, config: tenant.through(host, clients), limit: requestLimit}
 	if err := c.renew(); err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +337,7 @@ func (c *registerClient) renew() error {
 	if c.http != nil {
 		c.http.CloseIdleConnections()
 	}
-	c.http = &http.Client{Timeout: requestLimit, Transport: &http.Transport{TLSClientConfig: tls, DialContext: c.config.Dial, ForceAttemptHTTP2: true}}
+	c.http = &http.Client{Timeout: c.limit, Transport: &http.Transport{TLSClientConfig: tls, DialContext: c.config.Dial, ForceAttemptHTTP2: true}}
 	return nil
 }
 

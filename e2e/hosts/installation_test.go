@@ -49,6 +49,9 @@ func TestHosts(t *testing.T) {
 		{"QuorumLost", testQuorumLost},
 		{"RollingRestart", testRollingRestart},
 		{"DrainAndRemove", testDrainAndRemove},
+		// From here on there are disks that are mounted.
+		{"SlowDisk", testSlowDisk},
+		{"FullDisk", testFullDisk},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in.settle(t)
@@ -299,6 +302,26 @@ func (in *installation) leader(t testing.TB) *host {
 		return errors.New("none says that it leads")
 	})
 	return found
+}
+
+// moveLeader has a host's part of etcd lead.
+func (in *installation) moveLeader(t testing.TB, to *host) {
+	t.Helper()
+	eventually(t, "etcd is led by "+to.name, func() error {
+		leader := in.leader(t)
+		if leader == to {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		c := to.etcd(t)
+		status, err := c.Status(ctx, c.Endpoints()[0])
+		if err != nil {
+			return err
+		}
+		_, err = leader.etcd(t).MoveLeader(ctx, status.Header.MemberId)
+		return errors.Join(errors.New(leader.name+" leads"), err)
+	})
 }
 
 // lead is which host has the lead of a tenant, as a host's etcd has it.

@@ -114,7 +114,7 @@ func missing() error {
 	if os.Geteuid() != 0 {
 		faults = append(faults, "root: it makes namespaces; run it as root or with sudo")
 	}
-	for _, need := range []struct{ program, pkg string }{{"ip", "iproute2"}, {"nft", "nftables"}, {"nsenter", "util-linux"}} {
+	for _, need := range []struct{ program, pkg string }{{"ip", "iproute2"}, {"nft", "nftables"}, {"nsenter", "util-linux"}, {"fsfreeze", "util-linux"}, {"mkfs.ext4", "e2fsprogs"}} {
 		if _, err := exec.LookPath(need.program); err != nil {
 			faults = append(faults, need.program+": apt-get install -y --no-install-recommends "+need.pkg)
 		}

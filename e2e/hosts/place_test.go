@@ -56,7 +56,7 @@ func testMove(t *testing.T, in *installation) {
 	x := in.tenants[0]
 	in.pin(t, in.hosts[0], x, in.hosts[0])
 	in.awaitWell(t)
-	h := in.begin(t)
+	h := in.beginWith(t, calmLimit)
 	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
 	const moves = 10
 	for n := range moves {
@@ -154,7 +154,7 @@ func testDrainAndRemove(t *testing.T, in *installation) {
 	for _, x := range in.tenants[:2] {
 		in.pin(t, via, x, gone)
 	}
-	h := in.begin(t)
+	h := in.beginWith(t, calmLimit)
 	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
 
 	c := in.system(t, via)
