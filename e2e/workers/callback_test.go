@@ -156,10 +156,10 @@ func testCallbacks(t *testing.T, c *cluster, workers ...*machine) {
 }
 
 // refuser is the pod that refuses an object that must be, or an error if none was
-// asked.
-func (c *cluster) refuser() (string, error) {
+// asked. Arguments of kubectl say by which API server.
+func (c *cluster) refuser(args ...string) (string, error) {
 	c.t.Helper()
-	r := execute(c.t, c.kubectlCommand("create", "--namespace=hooked", "-f", "-"), `
+	r := execute(c.t, c.kubectlCommand(append(args, "create", "--namespace=hooked", "-f", "-")...), `
 apiVersion: v1
 kind: ConfigMap
 metadata: {generateName: bad-, labels: {e2e.test/refuse: "yes"}}`)
@@ -174,7 +174,7 @@ metadata: {generateName: bad-, labels: {e2e.test/refuse: "yes"}}`)
 }
 
 // selfSigned makes a certificate and its key, for a manifest.
-func selfSigned(t *testing.T, name string) (certificate, key string) {
+func selfSigned(t testing.TB, name string) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -75,13 +75,15 @@ type cluster struct {
 	// reachable says that pods reach the API server: that their workers run
 	// tenant-proxy.
 	reachable bool
+	// via is the machine that kubectl runs on, if it is not the lab.
+	via *machine
 }
 
 // add adds a tenant.
 func (h *host) add(name string, args ...string) *cluster {
 	h.t.Helper()
 	hostname := name + "." + domain
-	h.lab.name(hostname, hostAddress)
+	h.lab.name(hostname, h.address)
 	h.mustTenantctl(append([]string{"add", name, "--timeout", patience.String()}, args...)...)
 	kubeconfig := filepath.Join(h.lab.dir, name+".kubeconfig")
 	h.mustTenantctl("kubeconfig", name, "--output", kubeconfig)
@@ -106,7 +108,11 @@ func (c *cluster) within(t testing.TB) *cluster {
 
 // kubectlCommand is upstream's kubectl with the administrator's credentials.
 func (c *cluster) kubectlCommand(args ...string) *exec.Cmd {
-	cmd := exec.Command(bin(c.t, "kubectl"), append([]string{"--kubeconfig", c.kubeconfig}, args...)...)
+	args = append([]string{bin(c.t, "kubectl"), "--kubeconfig", c.kubeconfig}, args...)
+	if c.via != nil {
+		args = append([]string{"nsenter", "--net=" + c.via.network()}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), "KUBECACHEDIR="+c.kubeconfig+".cache")
 	return cmd
 }

@@ -36,13 +36,13 @@ const (
 	logLine      = 1000 // bytes
 )
 
-// TestFigures measures what `make bench` reports of workers: how long a join takes,
+// TestFigures measures what `make bench-workers` reports of workers: how long a join takes,
 // and what the tunnel costs beside a kubelet that is dialled directly. It asserts
 // nothing but that all works.
 func TestFigures(t *testing.T) {
 	file := os.Getenv(figuresVariable)
 	if file == "" {
-		t.Fatalf("$%s names no file: run make bench", figuresVariable)
+		t.Fatalf("$%s names no file: run make bench-workers", figuresVariable)
 	}
 	l := newLab(t)
 	h := l.newHost()

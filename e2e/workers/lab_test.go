@@ -51,7 +51,7 @@ type lab struct {
 	next netip.Addr // the next machine's
 
 	mu    sync.Mutex // guards names
-	names map[string]string
+	names map[string][]string
 }
 
 // enterLab makes the namespaces that this process is the first of into a lab.
@@ -87,10 +87,10 @@ func enterLab(dir string) error {
 // newLab makes the network, and the images for the machines.
 func newLab(t testing.TB) *lab {
 	t.Helper()
-	l := &lab{t: t, dir: os.Getenv(labVariable), next: netip.MustParseAddr("10.77.0.21"), names: map[string]string{"localhost": "127.0.0.1"}}
+	l := &lab{t: t, dir: os.Getenv(labVariable), next: netip.MustParseAddr("10.77.0.21"), names: map[string][]string{"localhost": {"127.0.0.1"}}}
 	// The next lab has machines of the same names.
 	t.Cleanup(func() {
-		for _, pattern := range []string{"host", "disks", "roots", "changes/*"} {
+		for _, pattern := range []string{"host-*", "disks", "roots", "changes/*"} {
 			paths, _ := filepath.Glob(filepath.Join(l.dir, pattern)) // a wrong pattern is all that can fail
 			for _, path := range paths {
 				if err := os.RemoveAll(path); err != nil {
@@ -140,15 +140,17 @@ func (l *lab) unplug(name string) {
 	exec.Command("ip", "link", "delete", name).Run() // there may be none
 }
 
-// name has a name resolve to an address, for all in the lab.
-func (l *lab) name(name, address string) {
+// name has a name resolve to addresses, for all in the lab.
+func (l *lab) name(name string, addresses ...string) {
 	l.t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.names[name] = address
+	l.names[name] = addresses
 	var lines []string
-	for name, address := range l.names {
-		lines = append(lines, address+" "+name+"\n")
+	for name, addresses := range l.names {
+		for _, address := range addresses {
+			lines = append(lines, address+" "+name+"\n")
+		}
 	}
 	slices.Sort(lines)
 	// Written in place, since the machines have this very file mounted.
@@ -238,12 +240,14 @@ func (l *lab) machineWith(name, kubelet string) *machine {
 	return m
 }
 
-// host is a tenantd in a network namespace of its own.
+// host is a tenantd in a network namespace of its own, which has its name.
 type host struct {
-	t   testing.TB
-	lab *lab
-	dir string
-	log *logBuffer
+	t       testing.TB
+	lab     *lab
+	name    string
+	address string
+	dir     string
+	log     *logBuffer
 	*daemon
 }
 
@@ -258,12 +262,19 @@ const hostAddress = "10.77.0.10"
 // newHost starts a host and waits until it is ready.
 func (l *lab) newHost() *host {
 	l.t.Helper()
-	h := &host{t: l.t, lab: l, dir: filepath.Join(l.dir, "host"), log: &logBuffer{}, daemon: &daemon{}}
-	l.ip("netns", "add", "host")
-	l.t.Cleanup(func() { exec.Command("ip", "netns", "delete", "host").Run() })
-	l.plug("host", "host", hostAddress)
-	l.name("system."+domain, hostAddress)
+	h := l.hostAt("host-a", hostAddress)
+	l.name("system."+domain, h.address)
 	h.start()
+	return h
+}
+
+// hostAt makes a machine for a host, which does not run yet.
+func (l *lab) hostAt(name, address string) *host {
+	l.t.Helper()
+	h := &host{t: l.t, lab: l, name: name, address: address, dir: filepath.Join(l.dir, name), log: &logBuffer{}, daemon: &daemon{}}
+	l.ip("netns", "add", name)
+	l.t.Cleanup(func() { exec.Command("ip", "netns", "delete", name).Run() })
+	l.plug(name, name, address)
 	return h
 }
 
@@ -275,10 +286,10 @@ func (h *host) within(t testing.TB) *host {
 }
 
 // start starts tenantd and waits until it is ready.
-func (h *host) start() {
+func (h *host) start(args ...string) {
 	h.t.Helper()
-	cmd := exec.Command("nsenter", "--net=/run/netns/host", bin(h.t, "tenantd"), "run", "--data-dir", h.dir, "--domain", domain,
-		"--name", "host-a", "--listen", hostAddress+":443", "--advertise-address", hostAddress+":443", "--health-listen", hostAddress+":8080")
+	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + h.name, bin(h.t, "tenantd"), "run", "--data-dir", h.dir, "--domain", domain,
+		"--name", h.name, "--listen", h.address + ":443", "--advertise-address", h.address + ":443", "--health-listen", h.address + ":8080"}, args...)...)
 	cmd.Stdout, cmd.Stderr = h.log, h.log
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
@@ -298,7 +309,7 @@ func (h *host) start() {
 			<-exited
 		}
 		if h.lab.t.Failed() {
-			h.lab.t.Logf("log of the host:\n%s", h.log.tail(60))
+			h.lab.t.Logf("log of %s:\n%s", h.name, h.log.tail(60))
 		}
 	})
 	eventually(h.t, "the host is ready", func() error {
@@ -307,7 +318,7 @@ func (h *host) start() {
 			h.t.Fatalf("the host ended: %v\n%s", cmd.ProcessState, h.log.tail(20))
 		default:
 		}
-		return get("http://" + hostAddress + ":8080/readyz")
+		return get("http://" + h.address + ":8080/readyz")
 	})
 }
 

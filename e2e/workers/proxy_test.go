@@ -24,17 +24,17 @@ const vip = "172.20.0.1"
 
 // installProxy installs tenant-proxy on a machine as users do: one archive, one
 // script.
-func (c *cluster) installProxy(carrier string, m *machine) {
+func (c *cluster) installProxy(carrier string, m *machine, args ...string) {
 	c.t.Helper()
-	m.must(c.unpackBundle(carrier, m) + "/install.sh")
+	m.must(c.unpackBundle(carrier, m, args...) + "/install.sh")
 	m.awaitProxy()
 }
 
 // unpackBundle brings the archive to a machine and returns where its files are.
-func (c *cluster) unpackBundle(carrier string, m *machine) string {
+func (c *cluster) unpackBundle(carrier string, m *machine, args ...string) string {
 	c.t.Helper()
 	file := filepath.Join(c.host.lab.dir, c.name+"-worker.tar.gz")
-	c.host.mustTenantctl("worker", "bundle", c.name, "--output", file, "--carrier", carrier)
+	c.host.mustTenantctl(append([]string{"worker", "bundle", c.name, "--output", file, "--carrier", carrier}, args...)...)
 	archive, err := os.ReadFile(file)
 	if err != nil {
 		c.t.Fatal(err)
