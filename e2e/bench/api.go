@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -69,12 +70,25 @@ func (a *api) call(ctx context.Context, method, path string, body, into any) err
 		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, answer[:min(len(answer), errorLength)])
+		return &statusError{fmt.Sprintf("%s %s: %s: %s", method, path, resp.Status, answer[:min(len(answer), errorLength)]), resp.StatusCode}
 	}
 	if into == nil {
 		return nil
 	}
 	return json.Unmarshal(answer, into)
+}
+
+// statusError is an answer that is not a success.
+type statusError struct {
+	text   string
+	status int
+}
+
+func (e *statusError) Error() string { return e.text }
+
+func isStatus(err error, status int) bool {
+	var answer *statusError
+	return errors.As(err, &answer) && answer.status == status
 }
 
 // usable waits until the default service account can be read, without which no

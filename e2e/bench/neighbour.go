@@ -73,20 +73,11 @@ priority, since it would come from other machines.`,
 }
 
 func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.Writer) (err error) {
-	bin, err := findPrograms(cfg.bin)
-	if err != nil {
-		return err
-	}
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return fmt.Errorf("make a directory for the run: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	h, err := startHost(ctx, bin, dir, defaultPatience)
+	h, bin, err := startAlone(ctx, cfg.bin, defaultPatience)
 	if err != nil {
 		return err
 	}
@@ -99,7 +90,7 @@ func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "flooded.kubeconfig")
+	file := filepath.Join(h.dir, "flooded.kubeconfig")
 	if err := os.WriteFile(file, kubeconfig, 0o600); err != nil {
 		return fmt.Errorf("write the flood's kubeconfig: %w", err)
 	}
@@ -119,7 +110,7 @@ func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.
 				return fmt.Errorf("the victim, while it was quiet: %w", err)
 			}
 			quiet = append(quiet, times...)
-			flood, err := startProcess(dir, "flood-"+kind, "nice", "-n", "19", self, "flood", "--kubeconfig", file, "--kind", kind)
+			flood, err := startProcess(h.dir, "flood-"+kind, "nice", "-n", "19", self, "flood", "--kubeconfig", file, "--kind", kind)
 			if err != nil {
 				return err
 			}

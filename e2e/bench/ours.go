@@ -5,8 +5,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -18,9 +20,33 @@ import (
 
 // host is our side: one tenantd.
 type host struct {
-	process  *process
-	plane    *api // the system plane
-	patience time.Duration
+	// constant after start
+	bin            programs
+	dir, data      string
+	listen, health string
+	patience       time.Duration
+	plane          *api // the system plane
+
+	process *process
+	alone   bool // dir is the host's own, which close removes
+}
+
+// startAlone starts a tenantd in a directory of its own, for a run without another side.
+func startAlone(ctx context.Context, programDir string, patience time.Duration) (*host, programs, error) {
+	bin, err := findPrograms(programDir)
+	if err != nil {
+		return nil, bin, err
+	}
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		return nil, bin, fmt.Errorf("make a directory for the run: %w", err)
+	}
+	h, err := startHost(ctx, bin, dir, patience)
+	if err != nil {
+		return nil, bin, errors.Join(err, os.RemoveAll(dir))
+	}
+	h.alone = true
+	return h, bin, nil
 }
 
 // startHost starts a tenantd on an empty data directory and waits until tenants can be added.
@@ -29,29 +55,22 @@ func startHost(ctx context.Context, bin programs, dir string, patience time.Dura
 	if err != nil {
 		return nil, err
 	}
-	data := filepath.Join(dir, "tenantd")
-	listen, health := fmt.Sprintf("127.0.0.1:%d", ports[0]), fmt.Sprintf("127.0.0.1:%d", ports[1])
-	p, err := startProcess(dir, "tenantd", bin.tenantd, "run", "--data-dir", data, "--domain", "bench.test", "--name", "bench",
-		"--listen", listen, "--advertise-address", listen, "--health-listen", health)
-	if err != nil {
-		return nil, err
+	h := &host{
+		bin: bin, dir: dir, data: filepath.Join(dir, "tenantd"), patience: patience,
+		listen: fmt.Sprintf("127.0.0.1:%d", ports[0]), health: fmt.Sprintf("127.0.0.1:%d", ports[1]),
 	}
-	h := &host{process: p, patience: patience}
 	defer func() {
-		if err != nil {
+		if err != nil && h.process != nil {
 			_ = h.close()
 		}
 	}()
-
-	ready := &api{base: "http://" + health, client: &http.Client{}}
-	err = poll(ctx, patience, h.processes(), func(ctx context.Context) error {
-		return ready.call(ctx, http.MethodGet, "/readyz", nil, nil)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("wait for tenantd: %w", err)
+	if err := h.start(); err != nil {
+		return nil, err
 	}
-	ready.client.CloseIdleConnections()
-	kubeconfig, err := clientcmd.BuildConfigFromFlags("", filepath.Join(data, "admin.kubeconfig"))
+	if err := h.ready(ctx); err != nil {
+		return nil, err
+	}
+	kubeconfig, err := clientcmd.BuildConfigFromFlags("", filepath.Join(h.data, "admin.kubeconfig"))
 	if err != nil {
 		return nil, fmt.Errorf("read the system plane's kubeconfig: %w", err)
 	}
@@ -59,6 +78,26 @@ func startHost(ctx context.Context, bin programs, dir string, patience time.Dura
 		return nil, err
 	}
 	return h, nil
+}
+
+// start starts the process, anew if it had been there before.
+func (h *host) start() (err error) {
+	h.process, err = startProcess(h.dir, "tenantd", h.bin.tenantd, "run", "--data-dir", h.data, "--domain", "bench.test", "--name", "bench",
+		"--listen", h.listen, "--advertise-address", h.listen, "--health-listen", h.health)
+	return err
+}
+
+// ready waits until tenants can be added.
+func (h *host) ready(ctx context.Context) error {
+	a := &api{base: "http://" + h.health, client: &http.Client{}}
+	defer a.client.CloseIdleConnections()
+	err := poll(ctx, h.patience, h.processes(), func(ctx context.Context) error {
+		return a.call(ctx, http.MethodGet, "/readyz", nil, nil)
+	})
+	if err != nil {
+		return fmt.Errorf("wait for tenantd: %w", err)
+	}
+	return nil
 }
 
 // add implements side. The time begins with the request to the system plane and
@@ -71,14 +110,22 @@ func (h *host) add(ctx context.Context, i int) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
+// tenants is where the system plane has them.
+var tenants = "/apis/" + v1alpha1.GroupVersion.String() + "/tenants"
+
 // tenant adds one, waits until it is usable, and returns its administrator's kubeconfig.
 func (h *host) tenant(ctx context.Context, name string) ([]byte, error) {
+	return h.limitedTenant(ctx, name, v1alpha1.TenantLimits{})
+}
+
+func (h *host) limitedTenant(ctx context.Context, name string, limits v1alpha1.TenantLimits) ([]byte, error) {
 	tenant := &v1alpha1.Tenant{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Tenant"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.TenantSpec{Limits: limits},
 	}
 	var credentials v1alpha1.KubeconfigRequest
-	if err := h.plane.call(ctx, http.MethodPost, "/apis/"+v1alpha1.GroupVersion.String()+"/tenants", tenant, nil); err != nil {
+	if err := h.plane.call(ctx, http.MethodPost, tenants, tenant, nil); err != nil {
 		return nil, fmt.Errorf("create Tenant %s: %w", name, err)
 	}
 	err := poll(ctx, h.patience, h.processes(), func(ctx context.Context) error {
@@ -97,8 +144,36 @@ func (h *host) tenant(ctx context.Context, name string) ([]byte, error) {
 	return credentials.Status.Kubeconfig, nil
 }
 
+// remove deletes a tenant and waits until the object is gone, which is when nothing
+// of it is left.
+func (h *host) remove(ctx context.Context, name string) error {
+	if err := h.plane.call(ctx, http.MethodDelete, tenants+"/"+name, nil, nil); err != nil {
+		return fmt.Errorf("delete Tenant %s: %w", name, err)
+	}
+	err := poll(ctx, h.patience, h.processes(), func(ctx context.Context) error {
+		switch err := h.plane.call(ctx, http.MethodGet, tenants+"/"+name, nil, nil); {
+		case err == nil:
+			return errors.New("it is still there")
+		case isStatus(err, http.StatusNotFound):
+			return nil
+		default:
+			return err
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the end of Tenant %s: %w", name, err)
+	}
+	return nil
+}
+
 // processes implements side.
 func (h *host) processes() []*process { return []*process{h.process} }
 
 // close implements side.
-func (h *host) close() error { return stopAll(h.processes()) }
+func (h *host) close() error {
+	err := stopAll(h.processes())
+	if h.alone {
+		err = errors.Join(err, os.RemoveAll(h.dir))
+	}
+	return err
+}

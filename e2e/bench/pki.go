@@ -46,13 +46,15 @@ func newAuthority(dir, name string) (*authority, error) {
 	return a, err
 }
 
-// issueServing issues a certificate for 127.0.0.1 and writes <name>.crt and <name>.key.
-func (a *authority) issueServing(name string) error {
+// issueServing issues a certificate for 127.0.0.1 and further names, and writes
+// <name>.crt and <name>.key.
+func (a *authority) issueServing(name string, dnsNames ...string) error {
 	_, _, err := a.issue(name, &x509.Certificate{
 		Subject:     pkix.Name{CommonName: name},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames:    dnsNames,
 	})
 	return err
 }

@@ -94,6 +94,33 @@ func machineCPUTime() (time.Duration, error) {
 	return sum, nil
 }
 
+// watchMachine returns a function that says how many cores have been busy since, on
+// the mean, with other things than this process and those named and their children.
+func watchMachine(processes []*process) (busy func() (float64, error), err error) {
+	pids, err := descendants(processes)
+	if err != nil {
+		return nil, err
+	}
+	pids = append(pids, os.Getpid())
+	others := func() (time.Duration, error) {
+		all, err := machineCPUTime()
+		if err != nil {
+			return 0, err
+		}
+		own, err := cpuTime(pids...)
+		return all - own, err
+	}
+	before, err := others()
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	return func() (float64, error) {
+		after, err := others()
+		return max(0, (after-before).Seconds()/time.Since(began).Seconds()), err
+	}, nil
+}
+
 // ticks sums some of the fields.
 func ticks(fields []string, which ...int) (time.Duration, error) {
 	var sum time.Duration

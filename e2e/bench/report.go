@@ -64,17 +64,10 @@ func quantile(values []time.Duration, q float64) time.Duration {
 func (m *measurements) print(w io.Writer, cfg config, rows []results.Row) error {
 	fmt.Fprintf(w, "%s\n%d tenants on each side, theirs with --leader-elect=%t, the rest of the machine took %.2f cores\n\n",
 		machine(m.goVersion), cfg.tenants, cfg.election, m.others)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "what\tunit\tours\ttheirs\ttheirs/ours\t")
-	for _, r := range rows {
-		ratio := "-"
-		if r.Ratio > 0 {
-			ratio = fmt.Sprintf("%.1f", r.Ratio)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.Unit, figure(r.Unit, r.Ours), figure(r.Unit, r.Theirs), ratio)
+	if err := printRows(w, rows); err != nil {
+		return err
 	}
-	_ = t.Flush()
-
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "\nMemory in MB, and the time of each addition in s:\n\n")
 	fmt.Fprintln(t, "tenants\tours VmRSS\tours Pss\ttheirs VmRSS\ttheirs Pss\tours add\ttheirs add\t")
 	for i, s := range m.samples {
@@ -96,9 +89,23 @@ tenantd and is counted. docs/benchmarks.md says more.
 	return err
 }
 
+// printRows writes the table of a comparison.
+func printRows(w io.Writer, rows []results.Row) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "what\tunit\tbetter\tours\ttheirs\tratio\t")
+	for _, r := range rows {
+		ratio := "-"
+		if r.Ratio > 0 {
+			ratio = fmt.Sprintf("%.2f", r.Ratio)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.Unit, r.Better, figure(r.Unit, r.Ours), figure(r.Unit, r.Theirs), ratio)
+	}
+	return t.Flush()
+}
+
 // figure formats a value with the digits that mean something.
 func figure(unit string, value float64) string {
-	if unit == "s" {
+	if unit == "s" || unit == "GB/s" {
 		return fmt.Sprintf("%.2f", value)
 	}
 	return fmt.Sprintf("%.1f", value)

@@ -38,20 +38,27 @@ func newUpstream(ctx context.Context, bin programs, dir string, election bool, p
 	return &upstream{bin: bin, dir: dir, election: election, patience: patience, store: store}, nil
 }
 
-// add implements side. The time begins with the start of the first process; keys,
-// certificates and kubeconfigs are made before.
+// add implements side.
 func (u *upstream) add(ctx context.Context, i int) (time.Duration, error) {
+	_, took, err := u.set(ctx, i)
+	return took, err
+}
+
+// set starts the i-th set and returns its administrator's access and how long it
+// took. The time begins with the start of the first process; keys, certificates and
+// kubeconfigs are made before.
+func (u *upstream) set(ctx context.Context, i int) (admin *rest.Config, took time.Duration, err error) {
 	dir := filepath.Join(u.dir, fmt.Sprintf("upstream-%d", i))
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return 0, fmt.Errorf("make a directory for upstream's set %d: %w", i, err)
+		return nil, 0, fmt.Errorf("make a directory for upstream's set %d: %w", i, err)
 	}
 	ports, err := freePorts(3)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
-	admin, err := writeCredentials(dir, ports[0])
+	admin, err = writeCredentials(dir, ports[0])
 	if err != nil {
-		return 0, fmt.Errorf("make credentials of upstream's set %d: %w", i, err)
+		return nil, 0, fmt.Errorf("make credentials of upstream's set %d: %w", i, err)
 	}
 
 	elect := fmt.Sprintf("--leader-elect=%t", u.election)
@@ -102,14 +109,14 @@ func (u *upstream) add(ctx context.Context, i int) (time.Duration, error) {
 		args := append([]string{"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[p])}, c.args...)
 		process, err := startProcess(dir, c.name, c.path, args...)
 		if err != nil {
-			return 0, err
+			return nil, 0, err
 		}
 		u.running = append(u.running, process)
 	}
 	if err := usable(ctx, admin, u.patience, u.running); err != nil {
-		return 0, fmt.Errorf("use upstream's set %d: %w", i, err)
+		return nil, 0, fmt.Errorf("use upstream's set %d: %w", i, err)
 	}
-	return time.Since(began), nil
+	return admin, time.Since(began), nil
 }
 
 // writeCredentials makes what a set needs in dir: authorities, certificates and
@@ -142,6 +149,9 @@ func writeCredentials(dir string, port int) (*rest.Config, error) {
 		}
 	}
 	if err := ca.issueClient("admin", "kubernetes-admin", "system:masters"); err != nil {
+		return nil, err
+	}
+	if err := ca.writeKubeconfig("admin", server); err != nil {
 		return nil, err
 	}
 	return &rest.Config{Host: server, TLSClientConfig: rest.TLSClientConfig{
