@@ -80,7 +80,12 @@ test: build bin/kubectl bin/kube-apiserver ## everything that needs no root
 LAB := bin/kubectl bin/kubelet bin/kubeadm bin/kube-proxy bin/konnectivity-agent bin/coredns bin/pause bin/testserver
 e2e: build $(LAB) ## tenants with real workers; as root, on Debian (says what is missing)
 	$(GO) vet -tags e2e,bench ./e2e/workers/...
-	$(GO) test -tags e2e -count=1 -timeout 30m ./e2e/workers
+	$(GO) test -tags e2e -count=1 -timeout 30m -skip '^TestHosts$$' ./e2e/workers
+
+.PHONY: e2e-failover
+e2e-failover: build $(LAB) ## a real worker of a tenant on three hosts, each of which is lost; as root, on Debian (says what is missing)
+	$(GO) vet -tags e2e ./e2e/workers/...
+	$(GO) test -tags e2e -count=1 -timeout 20m -v -run '^TestHosts$$' ./e2e/workers
 
 .PHONY: e2e-hosts
 e2e-hosts: build ## an installation of several hosts, and faults; as root, on Linux (says what is missing)
@@ -116,6 +121,13 @@ race-all: race build bin/kubectl ## everything that is ours, and a daemon under 
 	TENANTD_BINARY='$(CURDIR)/bin/tenantd-race' $(GO) test -count=1 -timeout 60m ./e2e/hostile
 	TENANTD_BINARY='$(CURDIR)/bin/tenantd-race' $(GO) test -count=1 -timeout 60m -run '^(TestCluster|TestTwentyAtOnce|TestTenantctl)$$' ./e2e
 
+SCALE_FLAGS ?=
+.PHONY: scale-sim
+scale-sim: ## placement, gossip and routes of 100 hosts with 10,000 tenants, without control planes (SCALE_FLAGS='-hosts 200')
+	$(GO) vet -tags scale ./host
+	$(GO) test -tags scale -c -o bin/scale.test ./host
+	unshare -rn sh -c 'ip link set lo up && exec bin/scale.test -test.v -test.run "^TestScale$$" $(SCALE_FLAGS)' | grep -v level=
+
 FUZZTIME ?= 1m
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (1m)
@@ -128,17 +140,36 @@ fuzz: ## each fuzz target for FUZZTIME (1m)
 	$(GO) test -run '^$$' -fuzz '^FuzzRecord$$' -fuzztime $(FUZZTIME) ./host/gossip
 	$(GO) test -run '^$$' -fuzz '^FuzzMessage$$' -fuzztime $(FUZZTIME) ./host/gossip
 
-.PHONY: bench
-bench: build bin/kube-apiserver bin/kube-controller-manager bin/kube-scheduler ## what a tenant costs, beside separate processes; writes bench/results.json
+.PHONY: bench bench-long bench-programs
+bench-programs: build bin/kubectl bin/kube-apiserver bin/kube-controller-manager bin/kube-scheduler
 	$(GO) build -o bin/bench ./e2e/bench
-	bin/bench $(BENCH_FLAGS)
+
+bench: bench-programs ## what a tenant costs, in 10 minutes; writes bench/results.json; needs haproxy, nginx
+	bin/bench --tenants 3 --pause 5s --settle 15s --idle 30s $(BENCH_FLAGS)
+	bin/bench neighbour --rounds 1 --round 8s
+	bin/bench router --rounds 3 --round 1s --settle 5s
+	bin/bench api --rounds 2 --round 1s
+	bin/bench churn --tenants 5
+	bin/bench scale --tenants 10 --burst 10 --settle 10s
+	@echo 'This was the short form: few tenants and short rounds. make bench-long has 100 tenants and more rounds.'
+
+bench-long: bench-programs ## the same with 100 tenants, and workers as root; an hour
+	bin/bench --tenants 6 $(BENCH_FLAGS)
 	bin/bench neighbour
+	bin/bench router --rounds 9
+	bin/bench api --rounds 9
+	bin/bench churn --tenants 100
+	bin/bench scale --tenants 100
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) bench-workers; else echo 'The figures of workers need root: make bench-workers'; fi
 
 .PHONY: bench-workers
 bench-workers: build $(LAB) ## what workers' connections cost, beside HAProxy and a kubelet dialled directly; as root
 	$(GO) run ./worker/bench -tenant-proxy bin/tenant-proxy -o bench/results.json
 	TENANTD_FIGURES='$(CURDIR)/bench/results.json' $(GO) test -tags e2e,bench -count=1 -timeout 20m -v -run '^TestFigures$$' ./e2e/workers
+
+.PHONY: bench-hosts
+bench-hosts: build ## how long failovers, moves and joins of hosts take, over 30 rounds (TENANTD_FIGURE_ROUNDS): half an hour; as root
+	TENANTD_FIGURES='$(CURDIR)/bench/results.json' $(GO) test -tags e2e,bench -count=1 -timeout 90m -v -run '^TestFigures$$' ./e2e/hosts
 
 .PHONY: generate
 generate: ## the CRDs and deep copies, after a change to api/
