@@ -520,6 +520,18 @@ func (h *hosts) spawn(cfg Config) *member {
 	return m
 }
 
+// freeze returns when the member stands still: after the signal its threads run on for a moment.
+func (m *member) freeze(t *testing.T) {
+	t.Helper()
+	if err := m.process.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(m.process.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("freeze: %v, %v", status, err)
+	}
+}
+
 func (m *member) kill() {
 	m.process.Process.Kill()
 	m.process.Wait()
@@ -991,9 +1003,7 @@ func TestRemoveAFrozenHost(t *testing.T) {
 	h.add(a, "c", &cfg)
 	c := h.spawn(cfg)
 	h.promote(a, "c")
-	if err := c.process.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	c.freeze(t)
 	if err := a.RemoveMember(t.Context(), "b"); !errors.Is(err, ErrUnsafe) || !strings.Contains(err.Error(), "c (") {
 		t.Error("removed one of the two that are alive:", err)
 	}

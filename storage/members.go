@@ -366,7 +366,11 @@ func (s *Store) removeMember(ctx context.Context, name string) error {
 		_, err := s.etcd.Server.RemoveMember(ctx, m.ID)
 		return err
 	})
-	if err != nil && !errors.Is(err, membership.ErrIDRemoved) && !errors.Is(err, membership.ErrIDNotFound) {
+	switch {
+	case err == nil, errors.Is(err, membership.ErrIDRemoved), errors.Is(err, membership.ErrIDNotFound):
+	case own && errors.Is(err, etcderrors.ErrStopped) && !s.quiet.Load():
+		// It hears of it from the others, and ends, before its own answer: see whyStopped.
+	default:
 		return err
 	}
 	s.log.Info("a host was removed from storage", "name", name, "address", m.PeerAddress)
