@@ -406,7 +406,18 @@ func TestMoveThatFails(t *testing.T) {
 			t.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "It ended.")}
 		})
 	}
-	s.run("move", "acme", "--to", "host-a").fails(exitFailed, "does not run on host-a: It ended; see")
+	s.run("move", "acme", "--to", "host-a", "--timeout", "200ms").fails(exitTimedOut, "not moved after 200ms (Failed on host-a: It ended.)", "tenantctl get acme")
+
+	// A failure passes: the host tries again.
+	p.tenants.onPatch = func(*v1alpha1.Tenant) {
+		p.set("acme", func(t *v1alpha1.Tenant) {
+			placed("host-a")(t)
+			t.Status.Phase = v1alpha1.TenantFailed
+			t.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "It ended. It is tried again in 1s.")}
+		})
+		go p.set("acme", placed("host-a"))
+	}
+	s.run("move", "acme", "--to", "host-a").succeeds("tenant acme runs on host-a\n")
 
 	p.tenants.onPatch = func(*v1alpha1.Tenant) { p.remove("acme") }
 	s.run("move", "acme", "--to", "host-a").fails(exitFailed, "was removed")

@@ -37,7 +37,8 @@ or down, the tenant runs elsewhere, and then comes back.
 the tenant stays where it is, until that host is drained or down.
 
 The command waits until the tenant is in its new place, and shows what it waits
-for. When the time is up (exit code 4), or on Ctrl-C, the wish stays.`,
+for: a start that failed is tried again. When the time is up (exit code 4), or on
+Ctrl-C, the wish stays.`,
 		Example: `  tenantctl move acme --to host-b
   tenantctl move acme --to host-a --to host-b
   tenantctl move acme --anywhere`,
@@ -109,10 +110,6 @@ func (c *cli) waitMoved(ctx context.Context, p *plane, t *v1alpha1.Tenant, timeo
 			// An older status knows nothing of the wish.
 			if now.Status.ObservedGeneration < t.Generation || !placedAsWished(now) {
 				return false, nil
-			}
-			if now.Status.Phase == v1alpha1.TenantFailed {
-				return false, failed(exitFailed, "tenant %q does not run on %s: %s; see tenantctl get %s, or take it back with tenantctl move %s --anywhere",
-					t.Name, strings.Join(now.Status.Placement, ", "), strings.TrimSuffix(obstacle(now), "."), t.Name, t.Name)
 			}
 			hosts = now.Status.Placement
 			if now.Status.Phase == v1alpha1.TenantAsleep {
