@@ -43,6 +43,7 @@ func TestHosts(t *testing.T) {
 		{"AnyHostAnswers", testAnyHostAnswers},
 		{"Move", testMove},
 		{"Replicas", testReplicas},
+		{"Sleep", testSleep},
 		{"Kill", testKill},
 		{"Freeze", testFreeze},
 		{"Partition", testPartition},
