@@ -60,6 +60,9 @@ func (a *api) call(ctx context.Context, method, path string, body, into any) err
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		req.Header.Set("Content-Type", "application/merge-patch+json")
+	}
 	resp, err := a.client.Do(req)
 	if err != nil {
 		return err

@@ -105,7 +105,7 @@ everything when it ends. $GOGC and $GOMEMLIMIT reach both sides.`,
 	f.BoolVar(&cfg.election, "leader-elect", true, "upstream's controllers and scheduler elect a leader, their default; without, they start sooner")
 	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd, kube-apiserver, kube-controller-manager and kube-scheduler")
 	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
-	cmd.AddCommand(newNeighbourCommand(), newFloodCommand(), newServingCommand(), newChurnCommand(), newScaleCommand(), newRouterCommand(), newBackendCommand(), newForwarderCommand())
+	cmd.AddCommand(newNeighbourCommand(), newFloodCommand(), newServingCommand(), newChurnCommand(), newScaleCommand(), newSleepCommand(), newRouterCommand(), newBackendCommand(), newForwarderCommand())
 	return cmd
 }
 

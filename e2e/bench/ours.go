@@ -81,10 +81,14 @@ func startHost(ctx context.Context, bin programs, dir string, patience time.Dura
 }
 
 // start starts the process, anew if it had been there before.
-func (h *host) start() (err error) {
-	h.process, err = startProcess(h.dir, "tenantd", h.bin.tenantd, "run", "--data-dir", h.data, "--domain", "bench.test", "--name", "bench",
+func (h *host) start() error {
+	p, err := startProcess(h.dir, "tenantd", h.bin.tenantd, "run", "--data-dir", h.data, "--domain", "bench.test", "--name", "bench",
 		"--listen", h.listen, "--advertise-address", h.listen, "--health-listen", h.health)
-	return err
+	if err != nil {
+		return err
+	}
+	h.process = p
+	return nil
 }
 
 // ready waits until tenants can be added.
@@ -113,19 +117,22 @@ func (h *host) add(ctx context.Context, i int) (time.Duration, error) {
 // tenants is where the system plane has them.
 var tenants = "/apis/" + v1alpha1.GroupVersion.String() + "/tenants"
 
+func newTenant(name string, spec v1alpha1.TenantSpec) *v1alpha1.Tenant {
+	return &v1alpha1.Tenant{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Tenant"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       spec,
+	}
+}
+
 // tenant adds one, waits until it is usable, and returns its administrator's kubeconfig.
 func (h *host) tenant(ctx context.Context, name string) ([]byte, error) {
 	return h.limitedTenant(ctx, name, v1alpha1.TenantLimits{})
 }
 
 func (h *host) limitedTenant(ctx context.Context, name string, limits v1alpha1.TenantLimits) ([]byte, error) {
-	tenant := &v1alpha1.Tenant{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Tenant"},
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.TenantSpec{Limits: limits},
-	}
 	var credentials v1alpha1.KubeconfigRequest
-	if err := h.plane.call(ctx, http.MethodPost, tenants, tenant, nil); err != nil {
+	if err := h.plane.call(ctx, http.MethodPost, tenants, newTenant(name, v1alpha1.TenantSpec{Limits: limits}), nil); err != nil {
 		return nil, fmt.Errorf("create Tenant %s: %w", name, err)
 	}
 	err := poll(ctx, h.patience, h.processes(), func(ctx context.Context) error {

@@ -135,10 +135,10 @@ func (h *host) addMany(ctx context.Context, prefix string, n, atOnce int) (admin
 	return admins, times, time.Since(began), err
 }
 
-// stop ends the process in order.
+// stop ends the process in order, for start.
 func (h *host) stop() error {
 	h.plane.client.CloseIdleConnections()
-	return h.close()
+	return stopAll(h.processes())
 }
 
 // restart starts the host again, and has one client ask for one tenant, the last

@@ -44,33 +44,52 @@ func (u *upstream) add(ctx context.Context, i int) (time.Duration, error) {
 	return took, err
 }
 
+// set is one of upstream's sets, before it is started or after it has been stopped.
+type set struct {
+	i     int
+	dir   string
+	ports []int
+	admin *rest.Config // its administrator's access
+}
+
 // set starts the i-th set and returns its administrator's access and how long it
 // took. The time begins with the start of the first process; keys, certificates and
 // kubeconfigs are made before.
 func (u *upstream) set(ctx context.Context, i int) (admin *rest.Config, took time.Duration, err error) {
-	dir := filepath.Join(u.dir, fmt.Sprintf("upstream-%d", i))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, 0, fmt.Errorf("make a directory for upstream's set %d: %w", i, err)
-	}
-	ports, err := freePorts(3)
+	s, err := u.prepare(i)
 	if err != nil {
 		return nil, 0, err
 	}
-	admin, err = writeCredentials(dir, ports[0])
-	if err != nil {
-		return nil, 0, fmt.Errorf("make credentials of upstream's set %d: %w", i, err)
-	}
-
-	elect := fmt.Sprintf("--leader-elect=%t", u.election)
-
 	began := time.Now()
+	err = u.start(ctx, s)
+	return s.admin, time.Since(began), err
+}
+
+// prepare makes what the i-th set needs.
+func (u *upstream) prepare(i int) (s set, err error) {
+	s = set{i: i, dir: filepath.Join(u.dir, fmt.Sprintf("upstream-%d", i))}
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return s, fmt.Errorf("make a directory for upstream's set %d: %w", i, err)
+	}
+	if s.ports, err = freePorts(3); err != nil {
+		return s, err
+	}
+	if s.admin, err = writeCredentials(s.dir, s.ports[0]); err != nil {
+		return s, fmt.Errorf("make credentials of upstream's set %d: %w", i, err)
+	}
+	return s, nil
+}
+
+// start starts the processes of a set and waits until it is usable.
+func (u *upstream) start(ctx context.Context, s set) error {
+	elect := fmt.Sprintf("--leader-elect=%t", u.election)
 	for p, c := range []struct {
 		name, path string
 		args       []string
 	}{
 		{"kube-apiserver", u.bin.apiserver, []string{
 			"--etcd-servers=" + u.store.Endpoint(),
-			fmt.Sprintf("--etcd-prefix=/bench/%d/registry", i),
+			fmt.Sprintf("--etcd-prefix=/bench/%d/registry", s.i),
 			// Only written into an Endpoints object. Without it, the program needs a default route.
 			"--advertise-address=192.0.2.1",
 			"--tls-cert-file=apiserver.crt",
@@ -106,17 +125,17 @@ func (u *upstream) set(ctx context.Context, i int) (admin *rest.Config, took tim
 			"--kubeconfig=kube-scheduler.kubeconfig",
 		}},
 	} {
-		args := append([]string{"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[p])}, c.args...)
-		process, err := startProcess(dir, c.name, c.path, args...)
+		args := append([]string{"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", s.ports[p])}, c.args...)
+		process, err := startProcess(s.dir, c.name, c.path, args...)
 		if err != nil {
-			return nil, 0, err
+			return err
 		}
 		u.running = append(u.running, process)
 	}
-	if err := usable(ctx, admin, u.patience, u.running); err != nil {
-		return nil, 0, fmt.Errorf("use upstream's set %d: %w", i, err)
+	if err := usable(ctx, s.admin, u.patience, u.running); err != nil {
+		return fmt.Errorf("use upstream's set %d: %w", s.i, err)
 	}
-	return admin, time.Since(began), nil
+	return nil
 }
 
 // writeCredentials makes what a set needs in dir: authorities, certificates and
