@@ -146,12 +146,12 @@ func TestForwardsRealClients(t *testing.T) {
 func TestForwardsAddressAndTarget(t *testing.T) {
 	proxies := []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}
 	a, b := pair(t, Config{TrustedProxies: proxies})
-	v6, err := net.Listen("tcp", "[::1]:0")
-	if err != nil {
-		t.Skip(err)
+	var six *port // nil without IPv6
+	if v6, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		six = openPortOn(t, Config{HelloTimeout: forever, ForwardGrace: time.Nanosecond, ForwardFrom: netip.MustParseAddr(hostA), TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::1/128")}}, v6)
+		six.SetRemotes(at(acme, b))
+		defer six.idle()
 	}
-	six := openPortOn(t, Config{HelloTimeout: forever, ForwardGrace: time.Nanosecond, ForwardFrom: netip.MustParseAddr(hostA), TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::1/128")}}, v6)
-	six.SetRemotes(at(acme, b))
 	api := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
 	tunnel := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}, Protocols: []string{"konnectivity"}})
 	hi, agent := hello(named(acme)), hello(named(acme), offering("konnectivity"))
@@ -178,6 +178,9 @@ func TestForwardsAddressAndTarget(t *testing.T) {
 	} {
 		for shape, cut := range map[string]func([]byte) [][]byte{"at once": whole, "byte by byte": byteByByte} {
 			t.Run(test.name+"/"+shape, func(t *testing.T) {
+				if test.entry == nil {
+					t.Skip("this machine has no IPv6")
+				}
 				c := test.entry.dialFrom(test.from)
 				for _, segment := range cut(slices.Concat(test.headers, test.behind)) {
 					if _, err := c.Write(segment); err != nil {
@@ -205,7 +208,6 @@ func TestForwardsAddressAndTarget(t *testing.T) {
 		}
 	}
 	a.idle()
-	six.idle()
 }
 
 func TestForwardsFromAUnixSocket(t *testing.T) {
