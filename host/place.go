@@ -129,7 +129,8 @@ func (s *hosts) letVote(ctx context.Context) error {
 type view struct {
 	placement.Host
 	state   gossip.State
-	serving map[string]bool // UIDs of tenants that answer there
+	runs    int             // tenants that run there, or have not stopped yet
+	serving map[string]bool // UIDs of those that answer
 }
 
 // views is what gossip and Host objects say together, by name.
@@ -138,7 +139,7 @@ func (s *hosts) views(objects []v1alpha1.Host) map[string]*view {
 	for _, g := range s.gossip.Hosts() {
 		v := &view{Host: placement.Host{
 			Name: g.Name, Alive: g.State == gossip.Alive && g.Record.Address != "", Draining: g.Record.Draining, Capacity: g.Record.Load.MemoryTotal,
-		}, state: g.State, serving: map[string]bool{}}
+		}, state: g.State, runs: len(g.Record.Tenants), serving: map[string]bool{}}
 		for _, t := range g.Record.Tenants {
 			if t.Ready {
 				v.serving[t.UID] = true
@@ -306,6 +307,8 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	switch {
 	case lives && tenants > 0:
 		why, reason = fmt.Sprintf("Tenants that are still on the host: %d.", tenants), v1alpha1.ReasonDraining
+	case lives && v.runs > 0: // without etcd they could not finish what they were asked
+		why, reason = fmt.Sprintf("Tenants that have left, and answer their last requests: %d.", v.runs), v1alpha1.ReasonDraining
 	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
 		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
 	default:

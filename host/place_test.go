@@ -150,3 +150,23 @@ func TestHostsClash(t *testing.T) {
 		}
 	}
 }
+
+// A host that is to be removed keeps its etcd until what ran there has stopped: it could
+// not answer its last requests otherwise.
+func TestRemovedHostFinishesFirst(t *testing.T) {
+	object := &v1alpha1.Host{ObjectMeta: metav1.ObjectMeta{Name: "a", Finalizers: []string{v1alpha1.HostFinalizer}}}
+	c := planeWith(t, object)
+	s := &hosts{host: &Host{log: slog.New(slog.DiscardHandler)}} // without a store that could be changed
+	v := at("a", true)
+	v.runs = 1
+	if err := s.remove(t.Context(), c, v, object, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Get(t.Context(), client.ObjectKey{Name: "a"}, object); err != nil {
+		t.Fatal(err)
+	}
+	leaving := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionLeaving)
+	if leaving == nil || leaving.Reason != v1alpha1.ReasonDraining || !strings.Contains(leaving.Message, "last requests: 1") {
+		t.Errorf("the condition is %+v", leaving)
+	}
+}

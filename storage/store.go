@@ -522,6 +522,9 @@ func (s *Store) Endpoint() string { return s.endpoint }
 // closes the channel.
 func (s *Store) Err() <-chan error { return s.err }
 
+// Failed says whether Err has an error to deliver, or has delivered it: nothing can be read or written any more.
+func (s *Store) Failed() bool { return s.failed.Load() }
+
 // Prefix is where a tenant's keys are: "/tenants/<uid>/". It fails for a uid that cannot be part of a key.
 func (s *Store) Prefix(tenantUID string) (string, error) {
 	if err := validTenant(tenantUID); err != nil {

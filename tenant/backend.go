@@ -43,6 +43,8 @@ type Storage interface {
 	CompactRevision() int64
 	// HasQuorum says whether anything can be written: whether enough hosts are up.
 	HasQuorum() bool
+	// Failed says whether the storage has ended for good.
+	Failed() bool
 	// Bytes is what a tenant has below a directory of its registry: bytes of keys
 	// and values, and the number of keys.
 	Bytes(uid, directory string) (bytes, keys int64)

@@ -288,7 +288,7 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 		stopped := make(chan struct{})
 		go func() {
 			defer close(stopped)
-			awaitHooks(server)
+			cp.awaitHooks(server)
 			stopServer()
 			<-api.ended
 		}()
@@ -662,11 +662,12 @@ const settleTimeout = 15 * time.Second
 // awaitHooks waits until the API server's post-start hooks have finished, or for
 // so long that they hardly will. Stopped in the middle of them, upstream leaves
 // goroutines that wait for ever and hold on to the whole server, and if it has
-// not seen its CRDs it calls for the end of the process.
-func awaitHooks(s *apiServer) {
+// not seen its CRDs it calls for the end of the process. Without storage none of them
+// finishes, and the process ends.
+func (cp *ControlPlane) awaitHooks(s *apiServer) {
 	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
 	defer cancel()
-	for {
+	for !cp.cfg.Platform.storage.Failed() {
 		err := readyz(ctx, s.client)
 		var failing failingChecks
 		if err == nil || errors.As(err, &failing) && !slices.ContainsFunc(failing, func(c string) bool {
