@@ -349,7 +349,7 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 		return err
 	case <-plane.Ready():
 	}
-	if err := installCRDs(ctx, plane.RESTConfig()); err != nil {
+	if err := installCRDs(ctx, plane.RESTConfig(), h.log); err != nil {
 		return err
 	}
 	h.mu.Lock()

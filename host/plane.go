@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
@@ -87,22 +89,15 @@ func (h *Host) planeSANs() []string {
 }
 
 // installCRDs brings the system plane's CRDs to this version and waits until
-// they are served.
-func installCRDs(ctx context.Context, cfg *rest.Config) error {
+// they are served. Those of a newer version stay: its hosts need what is new in them, and
+// this one can do with it.
+func installCRDs(ctx context.Context, cfg *rest.Config, log *slog.Logger) error {
 	client, err := apiextensions.NewForConfig(rest.CopyConfig(cfg))
 	if err != nil {
 		return fmt.Errorf("make client for CRDs: %w", err)
 	}
-	crds := client.ApiextensionsV1().CustomResourceDefinitions()
 	for _, crd := range v1alpha1.CustomResourceDefinitions() {
-		crd.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
-		body, err := yaml.Marshal(crd)
-		if err != nil {
-			return fmt.Errorf("encode CRD %s: %w", crd.Name, err)
-		}
-		force := true
-		_, err = crds.Patch(ctx, crd.Name, types.ApplyYAMLPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
-		if err != nil {
+		if err := installCRD(ctx, client, crd, log); err != nil {
 			return fmt.Errorf("install CRD %s: %w", crd.Name, err)
 		}
 		if err := awaitCRD(ctx, client, crd.Name); err != nil {
@@ -110,6 +105,35 @@ func installCRDs(ctx context.Context, cfg *rest.Config) error {
 		}
 	}
 	return nil
+}
+
+func installCRD(ctx context.Context, client apiextensions.Interface, crd *apiextensionsv1.CustomResourceDefinition, log *slog.Logger) error {
+	crds := client.ApiextensionsV1().CustomResourceDefinitions()
+	crd.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
+	for {
+		have, err := crds.Get(ctx, crd.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			crd.ResourceVersion = ""
+		case err != nil:
+			return err
+		case v1alpha1.CRDGeneration(have) > v1alpha1.CRDGeneration(crd):
+			log.Info("a newer tenantd has been here: its definition stays", "crd", crd.Name,
+				"generation", v1alpha1.CRDGeneration(have), "own", v1alpha1.CRDGeneration(crd))
+			return nil
+		default:
+			crd.ResourceVersion = have.ResourceVersion // not over one that comes meanwhile
+		}
+		body, err := yaml.Marshal(crd)
+		if err != nil {
+			return err
+		}
+		force := true
+		_, err = crds.Patch(ctx, crd.Name, types.ApplyYAMLPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+	}
 }
 
 func awaitCRD(ctx context.Context, client apiextensions.Interface, name string) error {

@@ -157,6 +157,9 @@ func TestDefinitionIsTheEmbeddedFile(t *testing.T) {
 			t.Fatalf("%s: %v", file, err)
 		}
 		names = append(names, crd.Name)
+		if v1alpha1.CRDGeneration(&crd) < 1 {
+			t.Errorf("%s has no generation: an older tenantd would put its own in its place", file)
+		}
 		if got := definition(t, crd.Spec.Names.Kind); !equality.Semantic.DeepEqual(got, &crd) {
 			t.Errorf("%s is not what is served", file)
 		}

@@ -13,6 +13,7 @@ import (
 // host out of the installation.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="tenantd.io/generation=1"
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=hosts,singular=host,shortName=hst
 // +kubebuilder:printcolumn:name=Role,type=string,JSONPath=`.status.role`,description="What the host is to etcd: voter, learner or client."

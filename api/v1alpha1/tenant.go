@@ -21,6 +21,7 @@ const MaxTenantNameLength = 40
 // plane and wipes everything the cluster stored, its keys included.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:metadata:annotations="tenantd.io/generation=1"
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=tenants,singular=tenant,shortName=tn
 // +kubebuilder:printcolumn:name=Hostname,type=string,JSONPath=`.spec.hostname`,description="Name under which the API server is reached."
