@@ -405,11 +405,12 @@ func (h *Host) resume(ctx context.Context, r *reconciler) error {
 		}
 		if t.Status.Phase == v1alpha1.TenantReady && len(t.Status.Placement) == 1 {
 			const message = "The host has started; the control plane is waiting for its turn."
+			before := t.DeepCopy()
 			t.Status.Phase = v1alpha1.TenantStarting
 			for _, condition := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionControlPlaneAvailable} {
 				setCondition(t, &t.Status, condition, metav1.ConditionFalse, v1alpha1.ReasonStarting, message)
 			}
-			if err := r.client.Status().Update(ctx, t); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			if err := writeStatus(ctx, r.client, t, before); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("write status of tenant %q: %w", t.Name, err)
 			}
 		}

@@ -231,11 +231,13 @@ func (s *hosts) move(ctx context.Context, c client.Client, views map[string]*vie
 	if equality.Semantic.DeepEqual(status, &t.Status) {
 		return nil
 	}
-	if !slices.Equal(next, t.Status.Placement) {
-		s.host.log.Info("a tenant is placed", "tenant", t.Name, "hosts", next, "before", t.Status.Placement, "because", d.Reason)
-	}
+	before := t.DeepCopy()
 	t.Status = *status
-	return ignoreStale(c.Status().Update(ctx, t))
+	err := writeStatus(ctx, c, t, before)
+	if err == nil && !slices.Equal(next, before.Status.Placement) {
+		s.host.log.Info("a tenant is placed", "tenant", t.Name, "hosts", next, "before", before.Status.Placement, "because", d.Reason)
+	}
+	return ignoreStale(err)
 }
 
 // forgetDead takes hosts that are not there out of the placement of a tenant that is
@@ -245,8 +247,9 @@ func (s *hosts) forgetDead(ctx context.Context, c client.Client, views map[strin
 	if len(left) == len(t.Status.Placement) {
 		return nil
 	}
+	before := t.DeepCopy()
 	t.Status.Placement = left
-	return ignoreStale(c.Status().Update(ctx, t))
+	return ignoreStale(writeStatus(ctx, c, t, before))
 }
 
 // attend says of hosts what they do not say themselves, and lets those go that are
@@ -290,8 +293,9 @@ func (s *hosts) attend(ctx context.Context, c client.Client, views map[string]*v
 		setHostCondition(o, status, v1alpha1.ConditionDraining, draining, reason, message)
 		status.ObservedGeneration = o.Generation
 		if !equality.Semantic.DeepEqual(status, &o.Status) {
+			before := o.DeepCopy()
 			o.Status = *status
-			errs = append(errs, ignoreStale(c.Status().Update(ctx, o)))
+			errs = append(errs, ignoreStale(writeStatus(ctx, c, o, before)))
 		}
 	}
 	return errors.Join(errs...)
@@ -333,8 +337,9 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 		if equality.Semantic.DeepEqual(status, &o.Status) {
 			return nil
 		}
+		before := o.DeepCopy()
 		o.Status = *status
-		return ignoreStale(c.Status().Update(ctx, o))
+		return ignoreStale(writeStatus(ctx, c, o, before))
 	}
 	if _, err := s.host.store.Client().Delete(ctx, hostsPrefix+o.Name); err != nil {
 		return fmt.Errorf("forget host %q: %w", o.Name, err)
@@ -413,11 +418,13 @@ func (h *Host) writeHost(ctx context.Context, c client.Client) error {
 		return err
 	}
 	if h.hosts != nil && o.DeletionTimestamp.IsZero() && !slices.Contains(o.Finalizers, v1alpha1.HostFinalizer) {
+		patch := client.MergeFromWithOptions(o.DeepCopy(), client.MergeFromWithOptimisticLock{})
 		o.Finalizers = append(o.Finalizers, v1alpha1.HostFinalizer)
-		if err := c.Update(ctx, o); err != nil {
+		if err := c.Patch(ctx, o, patch); err != nil {
 			return err
 		}
 	}
+	before := o.DeepCopy()
 	e, load, lag := h.entry(), h.load.measure(), h.store.Lag()
 	st := &o.Status
 	st.Address, st.PeerAddress, st.GossipAddress = e.Address, e.Peer, e.Gossip
@@ -433,13 +440,20 @@ func (h *Host) writeHost(ctx context.Context, c client.Client) error {
 		st.State, st.Tenants, st.ObservedGeneration = v1alpha1.HostReady, &n, o.Generation
 		setHostCondition(o, st, v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonAsExpected, "The host runs alone.")
 	}
-	return ignoreStale(c.Status().Update(ctx, o))
+	return ignoreStale(writeStatus(ctx, c, o, before))
 }
 
 func setHostCondition(o *v1alpha1.Host, s *v1alpha1.HostStatus, kind string, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{
 		Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: o.Generation,
 	})
+}
+
+// writeStatus writes what has changed of an object's status, unless the object itself has
+// since. It writes no more than that, so what a newer version of tenantd keeps there and this
+// one does not know stays.
+func writeStatus(ctx context.Context, c client.Client, object, before client.Object) error {
+	return c.Status().Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
 // ignoreStale makes nothing of an update that came too late: the next look sees why.

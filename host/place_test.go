@@ -4,16 +4,19 @@
 package host
 
 import (
+	"context"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
 	"github.com/tenantd/tenantd/host/placement"
@@ -168,5 +171,35 @@ func TestRemovedHostFinishesFirst(t *testing.T) {
 	leaving := meta.FindStatusCondition(object.Status.Conditions, v1alpha1.ConditionLeaving)
 	if leaving == nil || leaving.Reason != v1alpha1.ReasonDraining || !strings.Contains(leaving.Message, "last requests: 1") {
 		t.Errorf("the condition is %+v", leaving)
+	}
+}
+
+// What a newer version keeps in a status, and this one does not know, outlives what this one
+// writes there.
+func TestStatusKeepsWhatIsNewer(t *testing.T) {
+	tenant := &v1alpha1.Tenant{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "u"}, Status: v1alpha1.TenantStatus{Placement: []string{"a"}}}
+	var sent []byte
+	c := interceptor.NewClient(planeWith(t, tenant).(client.WithWatch), interceptor.Funcs{
+		SubResourcePatch: func(ctx context.Context, c client.Client, subresource string, o client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			var err error
+			if sent, err = patch.Data(o); err != nil {
+				return err
+			}
+			return c.SubResource(subresource).Patch(ctx, o, patch, opts...)
+		},
+	})
+	if err := c.Get(t.Context(), client.ObjectKey{Name: "x"}, tenant); err != nil {
+		t.Fatal(err)
+	}
+	before := tenant.DeepCopy()
+	tenant.Status.Placement = []string{"b"}
+	if err := writeStatus(t.Context(), c, tenant, before); err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"metadata":{"resourceVersion":"` + before.ResourceVersion + `"},"status":{"placement":["b"]}}`; string(sent) != want {
+		t.Errorf("sent is %s, want %s", sent, want)
+	}
+	if err := writeStatus(t.Context(), c, tenant, before); !apierrors.IsConflict(err) {
+		t.Errorf("what was decided upon an older object is written: %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		return ctrl.Result{}, err
 	}
-	stored := t.Status.DeepCopy()
+	stored := t.DeepCopy()
 	r.host.learnNames(t)
 	if r.host.hosts == nil {
 		t.Status.Placement = []string{r.host.name}
@@ -93,9 +93,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	settled := run.settles(t.Annotations[v1alpha1.RequestAnnotation])
 	status := r.host.status(ctx, t, run)
-	if !equality.Semantic.DeepEqual(status, *stored) {
+	if !equality.Semantic.DeepEqual(status, stored.Status) {
 		t.Status = status
-		if err := r.client.Status().Update(ctx, t); err != nil {
+		if err := writeStatus(ctx, r.client, t, stored); err != nil {
 			if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil // our copy was old
 			}
@@ -153,10 +153,11 @@ func (r *reconciler) remove(ctx context.Context, t *v1alpha1.Tenant) error {
 		return nil
 	}
 	if t.Status.Phase != v1alpha1.TenantDeleting {
+		before := t.DeepCopy()
 		t.Status.Phase = v1alpha1.TenantDeleting
 		t.Status.ObservedGeneration = t.Generation
 		setCondition(t, &t.Status, v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonDeleting, "The control plane is being stopped and its data wiped.")
-		if err := r.client.Status().Update(ctx, t); err != nil && !apierrors.IsNotFound(err) {
+		if err := writeStatus(ctx, r.client, t, before); err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("write status of tenant %q: %w", t.Name, err)
 		}
 	}
@@ -193,8 +194,9 @@ func (r *reconciler) leave(ctx context.Context, t *v1alpha1.Tenant) (bool, error
 		return true, nil
 	}
 	if slices.Contains(t.Status.Placement, r.host.name) {
+		before := t.DeepCopy()
 		t.Status.Placement = slices.DeleteFunc(t.Status.Placement, func(name string) bool { return name == r.host.name })
-		if err := r.client.Status().Update(ctx, t); err != nil {
+		if err := writeStatus(ctx, r.client, t, before); err != nil {
 			return false, fmt.Errorf("leave tenant %q: %w", t.Name, err)
 		}
 	}
