@@ -61,6 +61,8 @@ type credentials struct {
 	// advertise is the address that clients are told to use until there is DNS;
 	// empty for the tenant's hostname.
 	advertise string
+	// reader is this host, and what it runs.
+	reader string
 	// hosts are the IP:port of the hosts at this moment.
 	hosts func() []string
 	log   *slog.Logger
@@ -110,19 +112,19 @@ func (c *credentials) answer(r *http.Request) (any, error) {
 	switch subresource {
 	case v1alpha1.KubeconfigSubresource:
 		req := &v1alpha1.KubeconfigRequest{}
-		if err := decode(body, req, req.SetDefaults, req.Validate); err != nil {
+		if err := decode(c.reader, body, req, req.SetDefaults, req.Validate); err != nil {
 			return nil, err
 		}
 		return req, c.kubeconfig(r.Context(), tenant, req)
 	case v1alpha1.JoinTokenSubresource:
 		req := &v1alpha1.JoinTokenRequest{}
-		if err := decode(body, req, req.SetDefaults, req.Validate); err != nil {
+		if err := decode(c.reader, body, req, req.SetDefaults, req.Validate); err != nil {
 			return nil, err
 		}
 		return req, c.joinToken(r.Context(), tenant, req)
 	case v1alpha1.WorkerConfigSubresource:
 		req := &v1alpha1.WorkerConfigRequest{}
-		if err := decode(body, req, req.SetDefaults, req.Validate); err != nil {
+		if err := decode(c.reader, body, req, req.SetDefaults, req.Validate); err != nil {
 			return nil, err
 		}
 		return req, c.workerConfig(r.Context(), tenant, req)
@@ -130,12 +132,18 @@ func (c *credentials) answer(r *http.Request) (any, error) {
 	return nil, apierrors.NewNotFound(v1alpha1.CredentialsGroupVersion.WithResource("tenants/"+subresource).GroupResource(), tenant)
 }
 
-// decode reads a request strictly, completes and checks it.
-func decode(body []byte, into any, setDefaults func(), validate func() error) error {
+// decode reads a request, completes and checks it. A request is understood whole or
+// refused: a field that a newer version has added may be there to have less handed out. So
+// the refusal names the reader, which is a host and its version.
+func decode(reader string, body []byte, into any, setDefaults func(), validate func() error) error {
 	d := json.NewDecoder(strings.NewReader(string(body)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil && !errors.Is(err, io.EOF) {
-		return apierrors.NewBadRequest(fmt.Sprintf("decode request: %v", err))
+		message := fmt.Sprintf("decode request: %v", err)
+		if strings.Contains(message, "unknown field") { // encoding/json has no type for it
+			message += fmt.Sprintf(": %s does not know it. If who asks is newer, upgrade that host first, or ask one that has been", reader)
+		}
+		return apierrors.NewBadRequest(message)
 	}
 	setDefaults()
 	if err := validate(); err != nil {

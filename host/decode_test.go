@@ -5,6 +5,7 @@ package host
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,7 +33,7 @@ func FuzzCredentialRequests(f *testing.F) {
 			{token, token.SetDefaults, token.Validate},
 			{worker, worker.SetDefaults, worker.Validate},
 		} {
-			switch err := decode(body, request.into, request.setDefaults, request.validate); {
+			switch err := decode("a host", body, request.into, request.setDefaults, request.validate); {
 			case err == nil:
 				if again := request.validate(); again != nil {
 					t.Fatalf("%T is taken and not valid: %v", request.into, again)
@@ -45,4 +46,14 @@ func FuzzCredentialRequests(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A newer host or tenantctl is told which host to upgrade.
+func TestRefusalOfWhatIsNewerNamesTheHost(t *testing.T) {
+	h := &Host{name: "host-a", version: "v1.2.3"}
+	req := &v1alpha1.HostJoinRequest{}
+	err := decode(h.reader(), []byte(`{"spec":{"name":"host-b","later":true}}`), req, req.SetDefaults, req.Validate)
+	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), `"later": host host-a, which runs tenantd v1.2.3, does not know it`) {
+		t.Errorf("it is refused so: %v", err)
+	}
 }

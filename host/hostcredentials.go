@@ -80,13 +80,13 @@ func (c *hostCredentials) answer(r *http.Request, name, subresource string) (any
 	switch subresource {
 	case v1alpha1.HostTokenSubresource:
 		req := &v1alpha1.HostTokenRequest{}
-		if err := decode(body, req, req.SetDefaults, req.Validate); err != nil {
+		if err := decode(c.host.reader(), body, req, req.SetDefaults, req.Validate); err != nil {
 			return nil, err
 		}
 		return req, c.token(r.Context(), req)
 	case v1alpha1.HostJoinSubresource:
 		req := &v1alpha1.HostJoinRequest{}
-		if err := decode(body, req, req.SetDefaults, req.Validate); err != nil {
+		if err := decode(c.host.reader(), body, req, req.SetDefaults, req.Validate); err != nil {
 			return nil, err
 		}
 		if req.Spec.Name != name {

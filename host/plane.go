@@ -66,7 +66,7 @@ func (h *Host) newSystemPlane(ctx context.Context, authority *pki.Authority) (*t
 		},
 		Handlers: map[string]http.Handler{
 			credentialsPrefix: &credentials{
-				issuer: h.issuer, port: h.port(), advertise: h.advertised(), hosts: h.allAddresses, log: h.log,
+				issuer: h.issuer, port: h.port(), advertise: h.advertised(), reader: h.reader(), hosts: h.allAddresses, log: h.log,
 			},
 			hostCredentialsPrefix: &hostCredentials{h},
 		},
@@ -78,6 +78,11 @@ func (h *Host) newSystemPlane(ctx context.Context, authority *pki.Authority) (*t
 		return nil, err
 	}
 	return cp, nil
+}
+
+// reader is this host for those whose requests it cannot read.
+func (h *Host) reader() string {
+	return fmt.Sprintf("host %s, which runs tenantd %s,", h.name, h.version)
 }
 
 // planeSANs are the addresses at which operators reach the system plane.
