@@ -578,10 +578,16 @@ func TestBadMessagesAreDropped(t *testing.T) {
 			t.Errorf("%s became %+v", h.Name, h)
 		}
 	}
-	// And what a newer version adds is no fault.
-	g.receive([]byte(record(b.Address(), `{"address":"127.0.1.2:443","version":"v9","new":{"x":1}}`)))
-	if h, _ := find(g, "b"); h.Record.Version != "v9" {
+	// And what a newer version adds is no fault: in a message, a digest, what is around a
+	// record and in it. Others get the record as its host wrote it.
+	const newer = `{"address":"127.0.1.2:443","version":"v9","role":"later","new":{"x":1},"tenants":[{"uid":"u","new":1}],"load":{"new":1}}`
+	g.receive(fmt.Appendf(nil, `{"f":"b","new":1,"d":[{"n":"b","a":%q,"e":%d,"s":1,"new":[]}]}`, b.Address(), epoch))
+	g.receive(fmt.Appendf(nil, `{"f":"b","new":1,"r":{"n":"b","a":%q,"e":%d,"s":1,"new":{},"b":%s}}`, b.Address(), epoch, newer))
+	if h, _ := find(g, "b"); h.Record.Version != "v9" || h.Record.Role != "later" || len(h.Record.Tenants) != 1 {
 		t.Errorf("b is %+v", h)
+	}
+	if _, found, _ := g.view.envelopes([]string{"b"}, "b"); len(found) != 1 || string(found[0].Body) != newer {
+		t.Errorf("others get %+v", found)
 	}
 }
 
