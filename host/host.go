@@ -35,6 +35,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -102,6 +103,7 @@ type Host struct {
 	resumed   bool                // what is asleep has been read
 	names     map[string][]string // of all tenants wherever they are, by tenant
 	plane     *tenant.ControlPlane
+	objects   client.Client  // of plane's Tenants and Hosts, which it reads as they were last seen; nil until they have been
 	authority *pki.Authority // the system plane's
 	problem   string         // why the host is not ready
 	stopping  bool
@@ -373,6 +375,8 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 		stopManager()
 		return errors.Join(<-managed, errors.New("the list of tenants could not be read"))
 	}
+	h.setObjects(mgr.GetClient())
+	defer h.setObjects(nil)
 	h.becomeReady()
 	select {
 	case err := <-ended:
@@ -382,6 +386,12 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 	case err := <-managed:
 		return err
 	}
+}
+
+func (h *Host) setObjects(c client.Client) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.objects = c
 }
 
 // resume starts the tenants that were here when the last run of this host ended,

@@ -81,8 +81,10 @@ func (s *hosts) arrange(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	err := s.letVote(ctx)
-	c, e := s.host.tenantClient()
-	if e != nil {
+	s.host.mu.Lock()
+	c := s.host.objects
+	s.host.mu.Unlock()
+	if c == nil {
 		return err // the system plane is starting
 	}
 	list := &v1alpha1.HostList{}
@@ -316,6 +318,14 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
 		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
 	default:
+		// Nothing is taken back, so what was seen last will not do.
+		now, err := s.host.listTenants(ctx)
+		if err != nil {
+			return fmt.Errorf("read tenants: %w", err)
+		}
+		if lives && slices.ContainsFunc(now, func(t v1alpha1.Tenant) bool { return slices.Contains(t.Status.Placement, o.Name) }) {
+			return nil // the next look sees it
+		}
 		member, err := s.memberOf(ctx, o.Name)
 		if err != nil {
 			return err
