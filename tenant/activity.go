@@ -28,15 +28,16 @@ type Activity struct {
 	// Open is the number of requests that are being answered, watches among them, and
 	// of tunnel agents.
 	Open int
-	// Last is when a client last asked for something or was answered; zero if none has.
+	// Last is when a client last asked for something or was answered; zero if none has. How
+	// long that is ago does not change when the clock is set.
 	Last time.Time
 }
 
 // Activity returns what clients do at this moment.
 func (cp *ControlPlane) Activity() Activity {
 	a := Activity{Open: int(cp.activity.open.Load())}
-	if last := cp.activity.last.Load(); last != 0 {
-		a.Last = time.Unix(0, last)
+	if last := cp.activity.last.Load(); last != nil {
+		a.Last = *last
 	}
 	if t := cp.tunnel.Load(); t != nil && t.server != nil {
 		a.Open += len(t.server.Agents())
@@ -47,7 +48,7 @@ func (cp *ControlPlane) Activity() Activity {
 // activity counts what clients ask.
 type activity struct {
 	open atomic.Int64
-	last atomic.Int64 // Unix time in nanoseconds; 0 is never
+	last atomic.Pointer[time.Time] // with its monotonic reading; nil is never
 }
 
 // wrap counts the requests that get as far as api, which are authenticated.
@@ -65,7 +66,10 @@ func (a *activity) wrap(api http.Handler) http.Handler {
 	})
 }
 
-func (a *activity) note() { a.last.Store(time.Now().UnixNano()) }
+func (a *activity) note() {
+	now := time.Now()
+	a.last.Store(&now)
+}
 
 // isClient reports whether a request is from somebody outside who is known.
 func isClient(ctx context.Context) bool {

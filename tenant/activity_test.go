@@ -55,8 +55,12 @@ func TestActivity(t *testing.T) {
 			if got := open == 1; got != test.want || open < 0 {
 				t.Errorf("%d requests are open, counted: %v, want %v", open, got, test.want)
 			}
-			if got := a.last.Load() != 0; got != test.want || a.open.Load() != 0 {
+			last := a.last.Load()
+			if got := last != nil; got != test.want || a.open.Load() != 0 {
 				t.Errorf("afterwards %d are open, noted: %v, want 0, %v", a.open.Load(), got, test.want)
+			}
+			if last != nil && !strings.Contains(last.String(), "m=") {
+				t.Errorf("noted is %s: when a clock is set, all tenants would fall asleep, or none", last)
 			}
 		})
 	}
