@@ -43,6 +43,11 @@ build: bin/tenantd bin/tenantctl bin/tenant-proxy ## the three programs in bin/,
 bin/tenantd bin/tenantctl bin/tenant-proxy: bin/%:
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/$*
 
+# As a later version might be, for tests with hosts of two versions.
+.PHONY: bin/tenantd-next
+bin/tenantd-next:
+	$(GO) run ./e2e/hosts/next -ldflags '$(subst main.version=$(VERSION),main.version=$(VERSION)-next,$(LDFLAGS))' -o $@
+
 # Upstream's programs, from the module that is linked into tenantd: for tests, the
 # demo and the benchmark.
 UPSTREAM := $(addprefix bin/,kubectl kube-apiserver kube-controller-manager kube-scheduler kubelet kubeadm kube-proxy)
@@ -88,7 +93,7 @@ e2e-failover: build $(LAB) ## a real worker of a tenant on three hosts, each of 
 	$(GO) test -tags e2e -count=1 -timeout 20m -v -run '^TestHosts$$' ./e2e/workers
 
 .PHONY: e2e-hosts
-e2e-hosts: build ## an installation of several hosts, and faults; as root, on Linux (says what is missing)
+e2e-hosts: build bin/tenantd-next ## an installation of several hosts, and faults; as root, on Linux (says what is missing)
 	$(GO) vet -tags e2e ./e2e/hosts
 	$(GO) test -tags e2e -count=1 -timeout 20m ./e2e/hosts
 

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package hosts tests one installation of several hosts: joining, routing, moving,
-// and what happens when hosts are killed, frozen, cut off or restarted. Hosts are the
-// programs that make has built. It imports no package of ours but the API's types.
+// and what happens when hosts are killed, frozen, cut off, restarted or upgraded. Hosts
+// are the programs that make has built. It imports no package of ours but the API's
+// types.
 //
 // `make e2e-hosts` builds the programs into bin and runs these tests, as root. The
 // test binary starts itself again in a lab, which is a PID, mount and network
@@ -22,6 +23,11 @@
 // Slow and full disks are real file systems in files, which are mounted by loop devices.
 // Machines do not lose power here: a host that is killed loses its process, and what
 // it wrote to files stays. Workers take no part; package workers has them.
+//
+// # Versions
+//
+// Hosts are upgraded to bin/tenantd-next, one by one. That is this tenantd with a field
+// more in all that hosts say to each other and keep for each other: see package next.
 //
 // # Histories
 //

@@ -443,13 +443,15 @@ func testQuorumLost(t *testing.T, in *installation) {
 	logFailed(t, slices.DeleteFunc(h.end(t), func(op operation) bool { return op.host != left.name || op.begin > at }))
 }
 
+// span is a time in which a host is away.
+type span struct {
+	host     string
+	from, to time.Duration
+}
+
 // testRollingRestart restarts one host after the other, in order.
 func testRollingRestart(t *testing.T, in *installation) {
 	h := in.beginWith(t, calmLimit)
-	type span struct {
-		host     string
-		from, to time.Duration
-	}
 	var away []span
 	for _, host := range in.hosts {
 		from := h.now()

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
@@ -50,6 +51,8 @@ func TestHosts(t *testing.T) {
 		{"QuorumLost", testQuorumLost},
 		{"RollingRestart", testRollingRestart},
 		{"DrainAndRemove", testDrainAndRemove},
+		// From here on hosts run the later version.
+		{"Upgrade", testUpgrade},
 		// From here on there are disks that are mounted.
 		{"SlowDisk", testSlowDisk},
 		{"FullDisk", testFullDisk},
@@ -161,6 +164,7 @@ func (in *installation) system(t testing.TB, via *host) client.Client {
 	for _, kind := range []string{"Tenant", "Host"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), apimeta.RESTScopeRoot)
 	}
+	mapper.Add(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"), apimeta.RESTScopeRoot)
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		t.Fatal(err)

@@ -70,6 +70,7 @@ type host struct {
 	name    string
 	address string // of the machine
 	dir     string // --data-dir
+	program string // of bin
 	log     *logBuffer
 	process
 }
@@ -85,7 +86,7 @@ type process struct {
 // address.
 func (l *lab) newHost(name string, number int) *host {
 	l.t.Helper()
-	h := &host{lab: l, name: name, address: fmt.Sprintf("10.78.0.%d", number), dir: filepath.Join(l.dir, name), log: &logBuffer{}}
+	h := &host{lab: l, name: name, address: fmt.Sprintf("10.78.0.%d", number), dir: filepath.Join(l.dir, name), program: "tenantd", log: &logBuffer{}}
 	l.ip("netns add " + name)
 	l.t.Cleanup(func() { exec.Command("ip", "netns", "delete", name).Run() })
 	l.ip("link add " + name + " type veth peer name eth0 netns " + name)
@@ -112,7 +113,7 @@ func (h *host) start(t testing.TB, args ...string) {
 	if h.running() {
 		t.Fatalf("%s runs already", h.name)
 	}
-	args = append([]string{"--net=/run/netns/" + h.name, bin(t, "tenantd"), "run", "--data-dir", h.dir, "--domain", domain, "--name", h.name,
+	args = append([]string{"--net=/run/netns/" + h.name, bin(t, h.program), "run", "--data-dir", h.dir, "--domain", domain, "--name", h.name,
 		"--listen", h.port(), "--advertise-address", h.address, "--health-listen", h.address + ":8080",
 		"--peer-listen", h.address + ":2380", "--gossip-listen", h.address + ":7946"}, args...)
 	cmd := exec.Command("nsenter", args...)

@@ -119,7 +119,7 @@ func missing() error {
 			faults = append(faults, need.program+": apt-get install -y --no-install-recommends "+need.pkg)
 		}
 	}
-	for _, name := range []string{"tenantd", "tenantctl"} {
+	for _, name := range []string{"tenantd", next, "tenantctl"} {
 		if _, err := os.Stat(filepath.Join("..", "..", "bin", name)); err != nil {
 			faults = append(faults, "bin/"+name+": `make e2e-hosts` builds it")
 		}
