@@ -32,9 +32,9 @@ const (
 type tenantAdmission struct {
 	admission.Interface // what the API server would do without us
 	domain              string
-	// list returns all stored Tenants, none older than the call.
-	list func(context.Context) ([]v1alpha1.Tenant, error)
-	etcd *clientv3.Client
+	// named returns the stored Tenants that have a name, none older than the call.
+	named func(ctx context.Context, name string) ([]v1alpha1.Tenant, error)
+	etcd  *clientv3.Client
 }
 
 // Handles implements admission.Interface.
@@ -145,7 +145,7 @@ func (t *tenantAdmission) reserve(ctx context.Context, tenant string, names []st
 }
 
 // checkNames refuses a Tenant whose names another one, or the system plane, has. What
-// it had before is not reserved anew: a stored Tenant keeps it from others.
+// it had before is not looked at again: a stored Tenant keeps it from others.
 func (t *tenantAdmission) checkNames(ctx context.Context, obj, old *unstructured.Unstructured, dryRun bool) error {
 	had := claimedNames(old)
 	fields := claimedNames(obj)
@@ -155,7 +155,10 @@ func (t *tenantAdmission) checkNames(ctx context.Context, obj, old *unstructured
 			fresh = append(fresh, host)
 		}
 	}
-	// First this and then the list: whoever is not in the list yet is among the
+	if len(fresh) == 0 {
+		return nil
+	}
+	// First this and then what is stored: whoever is not stored yet is among the
 	// reservations, or finds ours.
 	taken, lease, err := t.reserve(ctx, obj.GetName(), fresh, dryRun)
 	if err != nil {
@@ -165,16 +168,13 @@ func (t *tenantAdmission) checkNames(ctx context.Context, obj, old *unstructured
 		taken[host] = fmt.Sprintf("tenant %q", tenant)
 	}
 	taken[systemName(t.domain)] = "the system plane"
-	tenants, err := t.list(ctx)
-	if err != nil {
-		return apierrors.NewInternalError(fmt.Errorf("check whether the hostname is free: %w", err))
-	}
-	for _, other := range tenants {
-		if other.Name == obj.GetName() {
-			continue
+	for _, host := range fresh {
+		tenants, err := t.named(ctx, host)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("check whether the hostname is free: %w", err))
 		}
-		for _, host := range []string{other.Spec.Hostname, other.Spec.KonnectivityHostname} {
-			if host != "" {
+		for _, other := range tenants {
+			if other.Name != obj.GetName() {
 				taken[host] = fmt.Sprintf("tenant %q", other.Name)
 			}
 		}

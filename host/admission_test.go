@@ -5,6 +5,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,11 @@ func newAdmission(t *testing.T, stored ...v1alpha1.Tenant) *tenantAdmission {
 		etcd:      openStore(t).Client(),
 		Interface: admission.NewHandler(), // handles nothing, so nothing is passed on
 		domain:    "k8s.test",
-		list:      func(context.Context) ([]v1alpha1.Tenant, error) { return stored, nil },
+		named: func(_ context.Context, name string) ([]v1alpha1.Tenant, error) {
+			return slices.DeleteFunc(slices.Clone(stored), func(s v1alpha1.Tenant) bool {
+				return s.Spec.Hostname != name && s.Spec.KonnectivityHostname != name
+			}), nil
+		},
 	}
 }
 
@@ -133,9 +138,11 @@ func TestAdmissionReservesNames(t *testing.T) {
 	}
 }
 
-// What a stored tenant keeps needs no reservation, and nothing of it is left in etcd.
+// What a stored tenant keeps needs no look and no reservation, and nothing of it is left
+// in etcd.
 func TestAdmissionReservesNothingThatIsStored(t *testing.T) {
 	a := newAdmission(t)
+	a.named = func(context.Context, string) ([]v1alpha1.Tenant, error) { return nil, errors.New("looked") }
 	obj := tenantObject("acme", "acme.k8s.test", "")
 	gvk := v1alpha1.GroupVersion.WithKind("Tenant")
 	update := admission.NewAttributesRecord(obj, obj, gvk, "", "acme", v1alpha1.GroupVersion.WithResource("tenants"), "", admission.Update, nil, false, nil)

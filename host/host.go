@@ -529,24 +529,22 @@ func (h *Host) openAuthority(ctx context.Context, name, uid string) (*pki.Author
 
 // issuer finds what credentials need of a tenant.
 func (h *Host) issuer(ctx context.Context, name string) (issuer, error) {
-	gr := v1alpha1.GroupVersion.WithResource("tenants").GroupResource()
 	h.mu.Lock()
 	run := h.runners[name]
 	h.mu.Unlock()
 	if run == nil {
-		tenants, err := h.listTenants(ctx)
+		c, err := h.tenantClient()
 		if err != nil {
 			return issuer{}, err
 		}
-		for _, t := range tenants {
-			if t.Name == name && h.hosts != nil {
-				return h.distantIssuer(ctx, &t)
-			}
-			if t.Name == name {
-				return issuer{}, apierrors.NewServiceUnavailable(fmt.Sprintf("tenant %q has not been started yet; try again in a moment", name))
-			}
+		t := &v1alpha1.Tenant{}
+		if err := c.Get(ctx, client.ObjectKey{Name: name}, t); err != nil {
+			return issuer{}, err
 		}
-		return issuer{}, apierrors.NewNotFound(gr, name)
+		if h.hosts != nil {
+			return h.distantIssuer(ctx, t)
+		}
+		return issuer{}, apierrors.NewServiceUnavailable(fmt.Sprintf("tenant %q has not been started yet; try again in a moment", name))
 	}
 	if i, asleep, err := run.sleeper(ctx); asleep {
 		return i, err
@@ -569,6 +567,23 @@ func (h *Host) listTenants(ctx context.Context) ([]v1alpha1.Tenant, error) {
 		return nil, err
 	}
 	return list.Items, nil
+}
+
+// tenantsNamed reads the Tenants that are served under a name, not from a cache. The
+// API server looks for them, which costs little where a list of all is long.
+func (h *Host) tenantsNamed(ctx context.Context, name string) (all []v1alpha1.Tenant, err error) {
+	c, err := h.tenantClient()
+	if err != nil {
+		return nil, err
+	}
+	for _, field := range []string{"spec.hostname", "spec.konnectivityHostname"} {
+		list := &v1alpha1.TenantList{}
+		if err := c.List(ctx, list, client.MatchingFields{field: name}); err != nil {
+			return nil, err
+		}
+		all = append(all, list.Items...)
+	}
+	return all, nil
 }
 
 // port is the port that clients use.

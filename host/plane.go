@@ -62,7 +62,7 @@ func (h *Host) newSystemPlane(ctx context.Context, authority *pki.Authority) (*t
 		Listener:  ln,
 		Audit:     h.audit(v1alpha1.ReservedTenantName),
 		Admission: func(inner admission.Interface) admission.Interface {
-			return &tenantAdmission{Interface: inner, domain: h.cfg.Domain, list: h.listTenants, etcd: h.store.Client()}
+			return &tenantAdmission{Interface: inner, domain: h.cfg.Domain, named: h.tenantsNamed, etcd: h.store.Client()}
 		},
 		Handlers: map[string]http.Handler{
 			credentialsPrefix: &credentials{

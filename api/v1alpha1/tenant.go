@@ -24,6 +24,8 @@ const MaxTenantNameLength = 40
 // +kubebuilder:metadata:annotations="tenantd.io/generation=1"
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=tenants,singular=tenant,shortName=tn
+// +kubebuilder:selectablefield:JSONPath=`.spec.hostname`
+// +kubebuilder:selectablefield:JSONPath=`.spec.konnectivityHostname`
 // +kubebuilder:printcolumn:name=Hostname,type=string,JSONPath=`.spec.hostname`,description="Name under which the API server is reached."
 // +kubebuilder:printcolumn:name=Phase,type=string,JSONPath=`.status.phase`,description="Where the tenant is in its life."
 // +kubebuilder:printcolumn:name=Host,type=string,JSONPath=`.status.placement[0]`,description="First host that runs the control plane; status.placement has all."
