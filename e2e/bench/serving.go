@@ -82,6 +82,8 @@ are raised, since what is compared is the work and not the limit.`,
 type served struct {
 	perSecond []float64 // by round
 	times     []time.Duration
+	// cpu is what server, etcd and clients used for one of what perSecond counts, by round.
+	cpu []time.Duration
 }
 
 // server is one side.
@@ -89,6 +91,7 @@ type server struct {
 	name       string
 	config     *rest.Config
 	kubeconfig string // file
+	pids       []int  // whose CPU time counts: the side's, and the benchmark's, in which the clients are and their etcd
 	clients    []*api
 	figures    map[string]*served
 	created    int
@@ -159,7 +162,12 @@ func runServing(ctx context.Context, cfg servingConfig, stdout, progress io.Writ
 		{name: "ours", config: config, kubeconfig: file},
 		{name: "theirs", config: separate, kubeconfig: filepath.Join(dir, "upstream-1", "admin.kubeconfig")},
 	}
-	for _, s := range servers {
+	for i, processes := range [][]*process{ours.processes(), theirs.processes()} {
+		s := servers[i]
+		if s.pids, err = descendants(processes); err != nil {
+			return err
+		}
+		s.pids = append(s.pids, os.Getpid())
 		if err := s.prepare(ctx, cfg.clients); err != nil {
 			return fmt.Errorf("prepare %s: %w", s.name, err)
 		}
@@ -246,6 +254,10 @@ func (s *server) each(ctx context.Context, n int, do func(ctx context.Context, a
 func (s *server) busily(ctx context.Context, cfg servingConfig, kind string, ask func(ctx context.Context, a *api, client, i int) error) error {
 	f := s.figures[kind]
 	var mu sync.Mutex
+	used, err := cpuTime(s.pids...)
+	if err != nil {
+		return err
+	}
 	began, asked := time.Now(), 0
 	all, ctx := errgroup.WithContext(ctx)
 	for c, a := range s.clients {
@@ -265,9 +277,21 @@ func (s *server) busily(ctx context.Context, cfg servingConfig, kind string, ask
 			return nil
 		})
 	}
-	err := all.Wait()
-	f.perSecond = append(f.perSecond, float64(asked)/time.Since(began).Seconds())
-	return err
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	return s.note(f, asked, began, used)
+}
+
+// note adds a round in which n things were done since began, when s had used so much.
+func (s *server) note(f *served, n int, began time.Time, used time.Duration) error {
+	f.perSecond = append(f.perSecond, float64(n)/time.Since(began).Seconds())
+	now, err := cpuTime(s.pids...)
+	if err != nil {
+		return err
+	}
+	f.cpu = append(f.cpu, (now-used)/time.Duration(max(n, 1)))
+	return nil
 }
 
 func (s *server) measure(ctx context.Context, cfg servingConfig, kind, kubectl, dir string) error {
@@ -373,6 +397,10 @@ func (s *server) watch(ctx context.Context, cfg servingConfig) error {
 		})
 	}
 	f := s.figures[kindWatch]
+	used, err := cpuTime(s.pids...)
+	if err != nil {
+		return err
+	}
 	began, events := time.Now(), 0
 	for ; time.Since(began) < cfg.round; events++ {
 		object.Data["event"] = fmt.Sprint(events)
@@ -394,8 +422,7 @@ func (s *server) watch(ctx context.Context, cfg servingConfig) error {
 		}
 		f.times = append(f.times, time.Since(before))
 	}
-	f.perSecond = append(f.perSecond, float64(events*cfg.watchers)/time.Since(began).Seconds())
-	return nil
+	return s.note(f, events*cfg.watchers, began, used)
 }
 
 // apply has kubectl apply a file, and waits until a definition can be used.
@@ -474,6 +501,8 @@ func servingRows(cfg servingConfig, ours, theirs *server, where string) (rows []
 			}
 			rows = append(rows, results.Higher("API through the port: "+kind, "1/s", x.median, y.median,
 				fmt.Sprintf("%s; median of %d, ours %s, theirs %s%s", what, len(a.perSecond), x, y, where)))
+			rows = append(rows, results.Lower("API through the port: "+kind+", CPU", "ms", ms(quantile(a.cpu, 0.5)), ms(quantile(b.cpu, 0.5)),
+				"user and system time of server, etcd and clients for each; median"+where))
 		}
 		rows = append(rows, results.Lower("API through the port: "+kind+", p50", "ms", ms(quantile(a.times, 0.5)), ms(quantile(b.times, 0.5)), samples+where))
 		if len(a.times) > cfg.rounds { // or it is the largest of a few
