@@ -62,7 +62,7 @@ func (h *host) hosts() ([]string, error) {
 	}
 	var ready []string
 	for _, o := range list.Items {
-		if o.Status.State == v1alpha1.HostReady && o.Status.Role == v1alpha1.HostVoter {
+		if o.Status.State == v1alpha1.HostReady {
 			ready = append(ready, o.Name)
 		}
 	}

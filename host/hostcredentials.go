@@ -193,8 +193,8 @@ func (c *hostCredentials) join(ctx context.Context, req *v1alpha1.HostJoinReques
 	if err != nil {
 		return apierrors.NewServiceUnavailable(err.Error())
 	}
-	if len(members) >= maxVoters && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.PeerAddress == entry.Peer }) {
-		return apierrors.NewConflict(resource, entry.Name, fmt.Errorf("there are %d hosts, and more than that cannot be yet: remove one first", len(members)))
+	if len(members) >= maxHosts && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.PeerAddress == entry.Peer }) {
+		return apierrors.NewConflict(resource, entry.Name, fmt.Errorf("there are %d hosts, and more than that cannot be: remove one first, or make another installation", len(members)))
 	}
 	if proof := req.Spec.SealingKeyProof; len(proof) > 0 && !hmac.Equal(proof, proveSealingKey(h.sealingKey, req.Spec.CSR)) {
 		return apierrors.NewConflict(resource, entry.Name, errors.New("its sealing key is not the one of the installation: copy the file from a host that is there, or remove the new host's; the token can be used again"))

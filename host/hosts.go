@@ -139,18 +139,8 @@ func (h *Host) openStore(ctx context.Context) error {
 		}
 	}
 	cfg.Peers = peers
-	if h.store, err = storage.Open(ctx, cfg); err != nil {
-		return err
-	}
-	if h.store.Voting() {
-		return nil
-	}
-	h.log.Info("catching up with the other hosts")
-	h.setProblem("catching up with the other hosts")
-	if err := h.store.AwaitVoter(ctx); err != nil {
-		return errors.Join(err, h.store.Close())
-	}
-	return nil
+	h.store, err = storage.Open(ctx, cfg)
+	return err
 }
 
 // firstPeerCertificate makes the files that a store with peers opens with.
@@ -419,7 +409,7 @@ func (s *hosts) find(ctx context.Context) {
 func (s *hosts) record() gossip.Record {
 	h := s.host
 	r := gossip.Record{
-		Address: h.ownAddress(), PeerAddress: h.cfg.Peer.Advertise, Version: h.version, Role: gossip.RoleVoter,
+		Address: h.ownAddress(), PeerAddress: h.cfg.Peer.Advertise, Version: h.version, Role: string(h.role()),
 		Load: h.load.measure(),
 	}
 	h.mu.Lock()

@@ -33,11 +33,6 @@ const (
 	placementLead = "placement"
 	// placeInterval is how often the placement is thought over when nothing happens.
 	placeInterval = 2 * time.Second
-	// learnerInterval is how often a host that joins, and waits to vote, is looked at.
-	learnerInterval = 200 * time.Millisecond
-	// maxVoters is how many hosts decide together. More of them would not make it
-	// safer, and each write waits for a majority.
-	maxVoters = 5
 )
 
 // lead does what one host does for all, while this one is it.
@@ -49,28 +44,20 @@ func (s *hosts) lead(ctx context.Context) {
 		}
 		s.host.log.Info("this host places the tenants")
 		s.leading.Store(true)
-		tick, learners := time.NewTicker(placeInterval), time.NewTicker(learnerInterval)
+		tick := time.NewTicker(placeInterval)
 		for held := true; held && ctx.Err() == nil; {
 			if err := s.arrange(ctx); err != nil && ctx.Err() == nil && s.host.store.HasQuorum() {
 				s.host.log.Warn("hosts and tenants are not arranged as they should be; trying again", "error", err)
 			}
-			for waiting := true; waiting; {
-				waiting = false
-				select {
-				case <-ctx.Done():
-				case <-got.lost:
-					held = false
-				case <-s.poked:
-				case <-tick.C:
-				case <-learners.C:
-					if waiting = true; s.host.store.Learners() > 0 {
-						_ = s.letVote(ctx) // of what fails the next arrange tells
-					}
-				}
+			select {
+			case <-ctx.Done():
+			case <-got.lost:
+				held = false
+			case <-s.poked:
+			case <-tick.C:
 			}
 		}
 		tick.Stop()
-		learners.Stop()
 		s.leading.Store(false)
 		s.leads.release(got)
 	}
@@ -80,51 +67,23 @@ func (s *hosts) lead(ctx context.Context) {
 func (s *hosts) arrange(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	err := s.letVote(ctx)
 	s.host.mu.Lock()
 	c := s.host.objects
 	s.host.mu.Unlock()
 	if c == nil {
-		return err // the system plane is starting
+		return nil // the system plane is starting
 	}
 	list := &v1alpha1.HostList{}
-	if e := c.List(ctx, list); e != nil {
-		return errors.Join(err, fmt.Errorf("read hosts: %w", e))
+	if err := c.List(ctx, list); err != nil {
+		return fmt.Errorf("read hosts: %w", err)
 	}
 	tenants := &v1alpha1.TenantList{}
-	if e := c.List(ctx, tenants); e != nil {
-		return errors.Join(err, fmt.Errorf("read tenants: %w", e))
+	if err := c.List(ctx, tenants); err != nil {
+		return fmt.Errorf("read tenants: %w", err)
 	}
 	views := s.views(list.Items)
-	return errors.Join(err, s.place(ctx, c, views, tenants.Items), s.attend(ctx, c, views, list.Items, tenants.Items))
-}
-
-// letVote makes voters of hosts that have caught up.
-func (s *hosts) letVote(ctx context.Context) error {
-	members, err := s.host.store.Members(ctx)
-	if err != nil {
-		return err
-	}
-	voters := 0
-	for _, m := range members {
-		if !m.Learner {
-			voters++
-		}
-	}
-	var errs []error
-	for _, m := range members {
-		if !m.Learner || !m.Started || voters >= maxVoters {
-			continue
-		}
-		switch err := s.host.store.Promote(ctx, m.Name); {
-		case err == nil:
-			voters++
-			s.host.log.Info("a host has caught up and votes", "host", m.Name)
-		case !errors.Is(err, storage.ErrNotCaughtUp):
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	// Before one of them may be removed.
+	return errors.Join(s.letVote(ctx, views, list.Items), s.place(ctx, c, views, tenants.Items), s.attend(ctx, c, views, list.Items, tenants.Items))
 }
 
 // view is a host as the placement sees it.

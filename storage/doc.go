@@ -38,14 +38,13 @@
 //
 // # Hosts
 //
-// With [Config].Peers a store is a member of a cluster. A host is added by one that is there, joins as a learner, and is
-// let vote when it has caught up:
+// With [Config].Peers a store is a member of a cluster. A host is added by one that is there and joins as a learner,
+// which serves its clients as any member does. It may be let vote when it has caught up:
 //
 //	initial, err := store.AddLearner(ctx, "b", "10.0.0.2:2380")       // on a
 //	peers.Initial = initial
 //	store, err := storage.Open(ctx, storage.Config{Dir: dir, Name: "b", Peers: peers})      // on b
-//	for errors.Is(err, storage.ErrNotCaughtUp) { err = store.Promote(ctx, "b") }            // on a, with a pause
-//	err = store.AwaitVoter(ctx)                                       // on b: from here on its clients are served
+//	for errors.Is(err, storage.ErrNotCaughtUp) { err = store.Promote(ctx, "b") }            // on any, with a pause
 //
 // Each member counts what it has done itself, so the books of all are equal but for those moments that one is behind.
 // Limits are decided on by the member that a write comes through. One that is far behind, and any where a tenant would
@@ -59,7 +58,8 @@
 //
 // Without a quorum, serializable reads and watches go on with what this member has. Writes and linearizable reads are
 // refused at once (see [IsNoQuorum]), from when no leader has been known for two elections; those that were on their
-// way then are given up, and such a write says that it is undecided. Until then they wait for a leader, so that an
+// way then are given up, and such a write says that it is undecided. A member without a vote asks the leader whether it
+// is there, since it takes no part in elections. Until then they wait for a leader, so that an
 // election is a delay and no error. It ends when hosts are back and is no failure of the store. Where the others will not be back, [Restore] begins a new cluster
 // with what [Store.Snapshot] wrote, which needs no quorum.
 //

@@ -22,7 +22,7 @@ const (
 // others send it, without a word, and they wait for an answer as long as etcd gives a request. So all members hold their
 // writes back meanwhile.
 func (s *Store) handOver(ctx context.Context) {
-	if !s.Leader() || s.alone() || s.failed.Load() {
+	if !s.Leader() || s.failed.Load() || s.voters() <= 1 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, handoverPatience)

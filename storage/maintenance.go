@@ -85,7 +85,7 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 		s.ledger.forgetHistory(first)
 		u.compacted, u.freed = now, true
 	}
-	if !s.Voting() || !s.Lag().LeaderKnown {
+	if !s.Lag().LeaderKnown {
 		return nil // nothing that follows could be written
 	}
 

@@ -33,6 +33,9 @@ var (
 	ErrNoMember = errors.New("there is no host of this name")
 	// ErrNotCaughtUp says that a learner does not have enough of the data yet. Try again.
 	ErrNotCaughtUp = errors.New("the host has not caught up yet: try again in a moment")
+	// ErrJoining says that another host has been added and has not started yet: it was told of all members but those
+	// that come after it.
+	ErrJoining = errors.New("another host is joining: try again when it has, or remove it")
 	// ErrUnsafe says that the voters that would be left, or those of them that are alive, are too few to go on.
 	ErrUnsafe = errors.New("too few of the hosts that would be left are alive")
 	// ErrRemoved says that the others have removed this member. Its directory is of no use any more.
@@ -57,8 +60,6 @@ const (
 	// changePatience bounds a change of the members. etcd refuses one within 5 s of another, since it cannot know yet
 	// how the other turned out.
 	changePatience = 15 * time.Second
-	// voterPoll is how often AwaitVoter looks.
-	voterPoll = 50 * time.Millisecond
 )
 
 // Member is a host's etcd as this member knows it.
@@ -66,7 +67,7 @@ type Member struct {
 	ID          uint64
 	Name        string
 	PeerAddress string // host:port for the other members; empty for one that has no peers
-	Learner     bool   // has no vote yet
+	Learner     bool   // has no vote
 	Leader      bool   // as far as this member knows
 	Started     bool   // has served at least once
 }
@@ -90,40 +91,25 @@ func (s *Store) Leader() bool { return s.etcd.Server.Leader() == s.etcd.Server.M
 func (s *Store) Lag() Lag {
 	server := s.etcd.Server
 	applied := server.AppliedIndex() // first, or it could be ahead
-	return Lag{Committed: server.CommittedIndex(), Applied: applied, LeaderKnown: server.Leader() != 0}
+	known := server.Leader() != 0 && (s.heard.Load() || s.Voting())
+	return Lag{Committed: server.CommittedIndex(), Applied: applied, LeaderKnown: known}
 }
 
-// Voting says whether this member votes. Until it does, clients are refused all but serializable reads.
+// Voting says whether this member votes.
 func (s *Store) Voting() bool {
 	own := s.etcd.Server.Cluster().Member(s.etcd.Server.MemberID())
 	return own != nil && !own.IsLearner
 }
 
-// Learners is how many members do not vote yet, as far as this one knows.
-func (s *Store) Learners() int {
-	learners := 0
+// voters is how many members vote, as far as this one knows.
+func (s *Store) voters() int {
+	voters := 0
 	for _, m := range s.etcd.Server.Cluster().Members() {
-		if m.IsLearner {
-			learners++
+		if !m.IsLearner {
+			voters++
 		}
 	}
-	return learners
-}
-
-// AwaitVoter returns when this member votes and serves clients: when another has promoted it.
-func (s *Store) AwaitVoter(ctx context.Context) error {
-	for !s.Voting() {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait to become a voting member: %w", context.Cause(ctx))
-		case <-s.etcd.Server.StopNotify():
-			return fmt.Errorf("wait to become a voting member: %w", s.whyStopped(nil))
-		case <-s.closing:
-			return errors.New("wait to become a voting member: the store is closed")
-		case <-time.After(voterPoll):
-		}
-	}
-	return nil
+	return voters
 }
 
 // alone says whether there is no other member.
@@ -196,9 +182,9 @@ func byName(members []Member, name string) (Member, bool) {
 }
 
 // AddLearner makes room for a host of that name, which the others will reach at address (host:port), and returns what
-// it needs to join, for [PeerConfig].Initial. It takes no part in decisions until [Store.Promote]. Repeating it before
-// the host has started changes nothing. The error is [ErrNameTaken] or [ErrAddressTaken] where another host has them.
-// Only voters can add, and only to a store that has Peers.
+// it needs to join, for [PeerConfig].Initial. It takes no part in decisions unless [Store.Promote] lets it. Repeating it
+// before the host has started changes nothing. The error is [ErrNameTaken] or [ErrAddressTaken] where another host has
+// them, and [ErrJoining] where it has to wait. Only a store that has Peers can add.
 func (s *Store) AddLearner(ctx context.Context, name, address string) (initial map[string]string, err error) {
 	if s.peers == nil {
 		return nil, fmt.Errorf("add host %q to storage: this host listens for no others: give it an address to advertise", name)
@@ -224,6 +210,7 @@ func (s *Store) addLearner(ctx context.Context, name, address string) (map[strin
 		return nil, err
 	}
 	there := false
+	var joins error
 	for _, m := range members {
 		switch {
 		case m.PeerAddress == "":
@@ -236,7 +223,12 @@ func (s *Store) addLearner(ctx context.Context, name, address string) (map[strin
 			return nil, ErrAddressTaken
 		case m.PeerAddress == address:
 			there = true // whoever added it did not get further
+		case !m.Started:
+			joins = fmt.Errorf("%w: %q at %s", ErrJoining, m.Name, m.PeerAddress)
 		}
+	}
+	if joins != nil {
+		return nil, joins
 	}
 	if _, err := s.client.Put(ctx, joiningPrefix+name, address); err != nil {
 		return nil, fmt.Errorf("note the name: %w", err)
@@ -305,7 +297,7 @@ func (s *Store) promote(ctx context.Context, name string) error {
 	case !ok:
 		return ErrNoMember
 	case !m.Learner:
-		return s.forget(ctx, name)
+		return nil
 	case !m.Started:
 		return ErrNotCaughtUp
 	}
@@ -319,13 +311,25 @@ func (s *Store) promote(ctx context.Context, name string) error {
 	default:
 		s.log.Info("a host votes in storage", "name", name, "address", m.PeerAddress)
 	}
-	return s.forget(ctx, name)
+	return nil
 }
 
 // forget removes what stood for a name that etcd knows by now, or will not know any more.
 func (s *Store) forget(ctx context.Context, name string) error {
 	_, err := s.client.Delete(ctx, joiningPrefix+name)
 	return err
+}
+
+// hasCome forgets that this member was to come, if that is noted still.
+func (s *Store) hasCome(ctx context.Context) error {
+	noted, err := s.client.Get(ctx, joiningPrefix+s.cfg.Name, clientv3.WithCountOnly())
+	if err == nil && noted.Count > 0 {
+		err = s.forget(ctx, s.cfg.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("note that this host has joined: %w", err)
+	}
+	return nil
 }
 
 // RemoveMember removes a host, alive or not, for good. The error is [ErrUnsafe] where the voters left over that are
@@ -357,10 +361,8 @@ func (s *Store) removeMember(ctx context.Context, name string) error {
 	if own {
 		s.handOver(ctx) // the others need not find out by an election
 	}
-	if !m.Started {
-		if err := s.forget(ctx, name); err != nil {
-			return err
-		}
+	if err := s.forget(ctx, name); err != nil {
+		return err
 	}
 	err = s.change(ctx, func() error {
 		_, err := s.etcd.Server.RemoveMember(ctx, m.ID)

@@ -31,8 +31,9 @@ const (
 	// peerLogEntries of etcd's log stay in memory where there are peers. One that was away for longer, as for an
 	// upgrade, is sent the whole database. Each may be as large as a request.
 	peerLogEntries = 2000
-	// maxLearners is how many hosts may be joining at the same time. The leader sends each the whole database.
-	maxLearners = 3
+	// maxLearners bounds the members without a vote. Each decides for itself whether one more is too many, so all have to
+	// have the same bound: it must never change.
+	maxLearners = 64
 )
 
 // PeerConfig makes the store a member of a cluster of hosts. All fields but Initial are required.

@@ -71,6 +71,8 @@ type Store struct {
 	gate     gate
 	quorum   *quorum
 	terminal lastWords
+	serving  atomic.Bool // clients are answered
+	heard    atomic.Bool // a leader was heard of, see listen
 	failed   atomic.Bool // after monitor has seen the terminal error
 	err      chan error
 	wakeup   chan struct{}
@@ -111,8 +113,8 @@ const RefusalMemory = 5 * time.Minute
 // Giving up by ctx leaves the directory locked until etcd, which cannot be interrupted, has started and been stopped.
 //
 // With Peers, Open waits until this member hears from a leader: as long as ctx allows, saying every 10 s for whom.
-// A member that was added by [Store.AddLearner] opens as a learner, whose clients are refused everything but
-// serializable reads until it votes, see [Store.AwaitVoter]. One that was removed fails with [ErrRemoved].
+// A member that was added by [Store.AddLearner] opens as a learner, which serves its clients like any other. One that
+// was removed fails with [ErrRemoved].
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -129,6 +131,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		quorum:   &quorum{},
 		closing:  make(chan struct{}),
 	}
+	s.heard.Store(true)
 	if err := s.open(ctx); err != nil {
 		return nil, fmt.Errorf("open storage in %s: %w", cfg.Dir, withRemedy(err))
 	}
@@ -271,6 +274,12 @@ ready:
 		s.pool = append(s.pool, c)
 	}
 	s.client, s.pool = s.pool[0], s.pool[1:]
+	s.serving.Store(true)
+	if s.cfg.Peers != nil {
+		if err := s.hasCome(ctx); err != nil {
+			return err
+		}
+	}
 
 	running, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -296,6 +305,7 @@ ready:
 	s.upkeep.Go(s.monitor)
 	if s.cfg.Peers != nil {
 		s.upkeep.Go(func() { s.quorum.follow(running) })
+		s.upkeep.Go(func() { s.listen(running) })
 		s.upkeep.Go(func() { s.yield(running) })
 	}
 	s.log.Info("storage is open", "dir", s.cfg.Dir, "endpoint", s.endpoint, "revision", kv.Rev(),
@@ -467,7 +477,10 @@ func (s *Store) etcdConfig(socket string) (*embed.Config, error) {
 	// Used once, for a new directory: no two installations are the same cluster by accident.
 	cfg.InitialClusterToken = rand.Text()
 
-	cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.intercept)}
+	cfg.GRPCAdditionalServerOptions = []grpc.ServerOption{
+		grpc.UnaryInterceptor(s.first), grpc.StreamInterceptor(s.firstStream), // before etcd's, which are chained
+		grpc.ChainUnaryInterceptor(s.intercept),
+	}
 	if err := s.cfg.Peers.configure(cfg); err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 // +kubebuilder:metadata:annotations="tenantd.io/generation=1"
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=hosts,singular=host,shortName=hst
-// +kubebuilder:printcolumn:name=Role,type=string,JSONPath=`.status.role`,description="What the host is to etcd: voter, learner or client."
+// +kubebuilder:printcolumn:name=Role,type=string,JSONPath=`.status.role`,description="What the host is to etcd: voter or learner."
 // +kubebuilder:printcolumn:name=State,type=string,JSONPath=`.status.state`,description="Where the host is in its life."
 // +kubebuilder:printcolumn:name=Version,type=string,JSONPath=`.status.version`,description="Version of tenantd that the host runs."
 // +kubebuilder:printcolumn:name=Tenants,type=integer,JSONPath=`.status.tenants`,description="Tenants that are placed on the host."
@@ -85,17 +85,14 @@ const (
 
 // HostRole is what a host is to the installation's etcd.
 //
-// +kubebuilder:validation:Enum=voter;learner;client
+// +kubebuilder:validation:Enum=voter;learner
 type HostRole string
 
 const (
 	// HostVoter means that the host's etcd member counts for the majority.
 	HostVoter HostRole = "voter"
-	// HostLearner means that the host's etcd member is catching up, and then becomes
-	// a voter.
+	// HostLearner means that the host's etcd member has a copy and no vote.
 	HostLearner HostRole = "learner"
-	// HostClient means that the host has no etcd member and uses those of others.
-	HostClient HostRole = "client"
 )
 
 // HostStatus is what is known of a host.

@@ -63,8 +63,7 @@ member is, and processors that are busy and in all.
 
 The role is what the host is to etcd, which holds all state:
   voter    has a copy and counts for the majority
-  learner  is catching up, and then becomes a voter
-  client   has no copy and uses those of others
+  learner  has a copy and no vote: it is joining, or enough others vote
 
 The state is one of:
   Joining   is being made a part of the installation

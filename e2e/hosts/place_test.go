@@ -220,3 +220,35 @@ func testDrainAndRemove(t *testing.T, in *installation) {
 	in.recover(t, h)
 	h.end(t)
 }
+
+// testFourHosts has a host join that is not needed to vote, until one that does is gone for
+// good. It serves tenants in both cases.
+func testFourHosts(t *testing.T, in *installation) {
+	d := in.lab.newHost("host-d", 14)
+	in.join(t, d, in.hosts[1], in.hosts[0].token(t))
+	in.hosts = append(in.hosts, d)
+	in.awaitWell(t)
+	if got := in.members(t, d); got[3] != d.name+withoutVote {
+		t.Fatalf("the members are %q", got)
+	}
+	x := in.tenants[0]
+	in.put(t, d, x, d)
+	h := in.begin(t)
+	defer h.end(t)
+	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
+	eventually(t, "its controllers work", func() error { return in.controllersOn(t, x, time.Now().Add(-time.Second), d) })
+
+	gone := in.hosts[1]
+	in.moveLeader(t, gone)
+	theirs := in.tenantsOn(t, gone)
+	at := h.now()
+	gone.kill(t)
+	in.failover(t, h, "kill the leader of etcd of four hosts", at, theirs, in.but(t))
+	if on := in.hostOf(t, x); on != d {
+		t.Errorf("%s went from %s to %s", x.name, d.name, on.name)
+	}
+	in.hosts[0].mustTenantctl(t, "host", "remove", gone.name, "--force", "--yes", "--timeout", patience.String())
+	in.hosts = slices.DeleteFunc(in.hosts, func(h *host) bool { return h == gone })
+	in.recover(t, h) // with all three voting
+	gone.wipe(t)
+}

@@ -29,8 +29,8 @@ type Record struct {
 	// Version is the program's.
 	Version string `json:"version,omitempty"`
 
-	// Role is what the host is in etcd: RoleVoter, RoleLearner or RoleClient. A newer
-	// version may say something else.
+	// Role is what the host is in etcd: RoleVoter or RoleLearner. A newer version may
+	// say something else.
 	Role string `json:"role,omitempty"`
 
 	// Tenants are the ones whose control plane this host runs.
@@ -44,7 +44,6 @@ type Record struct {
 const (
 	RoleVoter   = "voter"
 	RoleLearner = "learner"
-	RoleClient  = "client" // not a member
 )
 
 // Tenant is a control plane that a host runs.
