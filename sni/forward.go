@@ -13,9 +13,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/pires/go-proxyproto"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -381,13 +383,36 @@ func (f *forward) end(how outcome) {
 	_ = f.remote.Close()
 }
 
-// forwardDialer dials other hosts.
-func forwardDialer(from netip.Addr) *net.Dialer {
+// forwardDialer returns what dials other hosts.
+func forwardDialer(from netip.Addr) func(ctx context.Context, network, address string) (net.Conn, error) {
 	d := &net.Dialer{KeepAliveConfig: keepAliveConfig()}
-	if from.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	if !from.IsValid() {
+		return d.DialContext
 	}
-	return d
+	local := netip.AddrPortFrom(from, 0)
+	d.LocalAddr = net.TCPAddrFromAddrPort(local)
+	d.Control = portByConnect
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil { // a host name
+			return d.DialContext(ctx, network, address)
+		}
+		c, err := d.DialTCP(ctx, network, local, to) // on a small stack, which lives as long as the connection
+		if err != nil {
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// portByConnect has the kernel choose the local port when it knows the other end, so
+// that it may be one that a connection to another host has. Without it all hosts
+// share one range of ports, in which those of the last minute's connections count.
+func portByConnect(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		// A kernel that does not know this chooses at once, as without it.
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	})
 }
 
 // newForwards returns the bounds that a configuration sets.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,38 @@ func pipes(t *testing.T) (n int) {
 		}
 	}
 	return n
+}
+
+// A host that dials others from one address does not spend a port of it that another
+// connection to them could have. Addresses may have names.
+func TestForwardsFromPortsOfTheirOwn(t *testing.T) {
+	const loopback = "127.0.0.1"
+	a, b := openHost(t, hostA, Config{ForwardGrace: time.Nanosecond}), openHost(t, loopback, Config{})
+	l := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	for _, address := range []string{b.addr, strings.Replace(b.addr, loopback, "localhost", 1)} {
+		t.Run(address, func(t *testing.T) {
+			a.SetRemotes(map[string]Remote{acme: {Addresses: []string{address}}})
+			client, server := forwardTo(t, a, l, hello(named(acme)))
+			a.forwards.mu.Lock()
+			for f := range a.forwards.open {
+				if got := f.remote.LocalAddr().(*net.TCPAddr).IP.String(); got != hostA {
+					t.Errorf("dialled from %s, want %s", got, hostA)
+				}
+				raw, err := f.remote.(*net.TCPConn).SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = raw.Control(func(fd uintptr) { // fails when it is closed
+					if late, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT); err != nil || late != 1 {
+						t.Errorf("the port is chosen without the other end: %d, %v", late, err)
+					}
+				})
+			}
+			a.forwards.mu.Unlock()
+			_, _ = client.Close(), server.Close()
+			a.idle()
+		})
+	}
 }
 
 // A wrapper around either end would have the bytes copied through this process,

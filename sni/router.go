@@ -194,7 +194,7 @@ func New(cfg Config) *Router {
 		sourceShare:      min(cfg.SourceShare, 100),
 		halfClosedTime:   halfClosedTime,
 		forwardGrace:     cfg.ForwardGrace,
-		dial:             forwardDialer(cfg.ForwardFrom).DialContext,
+		dial:             forwardDialer(cfg.ForwardFrom),
 		trustedProxies:   slices.Clone(cfg.TrustedProxies),
 		asked:            cfg.Asked,
 		log:              cfg.Logger,
@@ -284,7 +284,7 @@ func (r *Router) admit(c net.Conn) {
 	}
 	go func() {
 		if f := r.route(c, source, from); f != nil {
-			go f.run() // on a new stack: dialling has made this one large
+			f.run()
 		}
 	}()
 }
