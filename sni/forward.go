@@ -136,13 +136,12 @@ func (s *forwards) done(f *forward) {
 	s.running.Done()
 }
 
-// end ends those that which says.
+// end ends those that which says, and returns how many were not ending yet.
 func (s *forwards) end(how outcome, which func(*forward) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.open {
-		if which(f) {
-			f.end(how)
+		if which(f) && f.end(how) {
 			n++
 		}
 	}
@@ -376,11 +375,12 @@ func (f *forward) pass(to, from net.Conn) int64 {
 	return n
 }
 
-// end closes the connection, whatever it is doing.
-func (f *forward) end(how outcome) {
-	f.how.CompareAndSwap(nil, how)
+// end closes the connection, whatever it is doing; false when it was about to end.
+func (f *forward) end(how outcome) bool {
+	first := f.how.CompareAndSwap(nil, how)
 	_ = f.client.Close()
 	_ = f.remote.Close()
+	return first
 }
 
 // forwardDialer returns what dials other hosts.
