@@ -123,7 +123,9 @@ func newForwarderCommand() *cobra.Command {
 	var p part
 	var to string
 	cmd := p.command("forwarder", "Be a host that forwards the tenant's connections to another", func(ctx context.Context, ln net.Listener) error {
-		router := sni.New(bounds(p.connections))
+		cfg := bounds(p.connections)
+		cfg.ForwardFrom = netip.MustParseAddr("127.0.0.1") // as hosts do
+		router := sni.New(cfg)
 		defer router.Close()
 		router.SetRemotes(map[string]sni.Remote{backendName: {Addresses: []string{to}}})
 		return router.Serve(ctx, ln)
