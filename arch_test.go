@@ -41,6 +41,7 @@ func TestDependenciesPointDown(t *testing.T) {
 		"tenant":             {"konnectivity", "konnectivity/internal/", "pki", "storage", "tenant/cluster", "tenant/limit", "tenant/queues"},
 		"host":               {"api/v1alpha1", "host/", "konnectivity", "konnectivity/internal/", "pki", "sni", "storage", "tenant", "tenant/"},
 		"host/gossip":        {},
+		"host/heap":          {},
 		"host/placement":     {},
 		"worker":             {"worker/", "konnectivity/agent", "konnectivity/internal/"},
 		"worker/bundle":      {"worker/config", "systemd"},

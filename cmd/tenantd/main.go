@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
 	"github.com/tenantd/tenantd/host"
+	"github.com/tenantd/tenantd/host/heap"
 )
 
 // version is the release, stamped in by the linker.
@@ -38,8 +38,8 @@ const (
 )
 
 // gcPercent is lower than Go's 100: the heap of many idle control planes is large
-// and hardly changes, so collecting it sooner costs little and saves memory. GOGC
-// overrides it.
+// and hardly changes, so collecting it sooner costs little and saves memory. Package
+// heap raises it while a host is busy, and GOGC overrides both.
 const gcPercent = 50
 
 // leastProcs is how many goroutines may run at once at least, on a machine with fewer
@@ -58,7 +58,7 @@ func main() {
 		}
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		heap.Pace(gcPercent)
 	}
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs)
