@@ -347,7 +347,7 @@ func (cp *ControlPlane) genericConfig(ctx context.Context, o options.CompletedOp
 	if err != nil {
 		return nil, nil, fmt.Errorf("apply authentication: %w", err)
 	}
-	c.Authentication.Authenticator = shortTokens{c.Authentication.Authenticator}
+	c.Authentication.Authenticator = shortTokens{&rememberedCerts{Request: c.Authentication.Authenticator}}
 	c.Authorization.Authorizer, c.RuleResolver, _, err = controlplaneapiserver.BuildAuthorizer(drained, o.CompletedOptions, c.EgressSelector, c.APIServerID, shared)
 	if err != nil {
 		return nil, nil, fmt.Errorf("build authorizer: %w", err)
