@@ -9,9 +9,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,16 +39,27 @@ type listener struct {
 	closed chan struct{}
 	close  func()
 	pump   sync.WaitGroup
+
+	mu  sync.Mutex // guards what follows
+	own map[*ownConn]struct{}
 }
 
 // newListener takes ownership of public.
 func newListener(public net.Listener) *listener {
-	l := &listener{public: public, conns: make(chan net.Conn), opened: make(chan struct{}), closed: make(chan struct{})}
+	l := &listener{public: public, conns: make(chan net.Conn), opened: make(chan struct{}), closed: make(chan struct{}), own: map[*ownConn]struct{}{}}
 	l.open = sync.OnceFunc(func() { close(l.opened) })
 	l.close = sync.OnceFunc(func() {
 		close(l.closed)
 		l.public.Close()
 		l.pump.Wait()
+		// A server that stops does so when what was asked has been answered, and then
+		// gives clients of HTTP/2 a second to leave. Its own need none.
+		l.mu.Lock()
+		own := slices.Collect(maps.Keys(l.own))
+		l.mu.Unlock()
+		for _, conn := range own {
+			conn.Close()
+		}
 	})
 	l.pump.Go(func() {
 		select {
@@ -107,16 +120,20 @@ func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to own API server: %w", err)
 	}
-	client, err1 := fileConn(fds[0])
+	end, err1 := fileConn(fds[0])
 	server, err2 := fileConn(fds[1])
 	if err := errors.Join(err1, err2); err != nil {
-		for _, c := range []net.Conn{client, server} {
+		for _, c := range []net.Conn{end, server} {
 			if c != nil {
 				c.Close()
 			}
 		}
 		return nil, fmt.Errorf("connect to own API server: %w", err)
 	}
+	client := &ownConn{end, l}
+	l.mu.Lock()
+	l.own[client] = struct{}{}
+	l.mu.Unlock()
 	select {
 	case l.conns <- limit.Own(loopbackConn{server}):
 		return client, nil
@@ -128,6 +145,20 @@ func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	client.Close()
 	server.Close()
 	return nil, fmt.Errorf("connect to own API server: %w", err)
+}
+
+// ownConn is the client's end of a connection to the own API server.
+type ownConn struct {
+	net.Conn
+	listener *listener
+}
+
+// Close implements net.Conn.
+func (c *ownConn) Close() error {
+	c.listener.mu.Lock()
+	delete(c.listener.own, c)
+	c.listener.mu.Unlock()
+	return c.Conn.Close()
 }
 
 func fileConn(fd int) (net.Conn, error) {
