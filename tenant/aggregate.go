@@ -18,9 +18,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/proxy"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -38,6 +40,7 @@ import (
 	openapiv3aggregator "k8s.io/kube-aggregator/pkg/controllers/openapiv3/aggregator"
 	availabilitymetrics "k8s.io/kube-aggregator/pkg/controllers/status/metrics"
 	remoteavailability "k8s.io/kube-aggregator/pkg/controllers/status/remote"
+	openapicommon "k8s.io/kube-openapi/pkg/common"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/tenantd/tenantd/tenant/limit"
@@ -190,12 +193,14 @@ func (a *aggregation) install(front *aggregatorapiserver.APIAggregator, c *aggre
 		return nil, fmt.Errorf("serve OpenAPI v2: %w", err)
 	}
 	a.v2 = openapicontroller.NewAggregationController(&downloader, v2)
-	v3, err := openapiv3aggregator.BuildAndRegisterAggregator(openapiv3aggregator.NewDownloader(), server.NextDelegate(), server.Handler.GoRestfulContainer,
-		c.GenericConfig.OpenAPIV3Config, server.Handler.NonGoRestfulMux)
+	local := &localDocuments{PathHandlerByGroupVersion: server.Handler.NonGoRestfulMux}
+	local.SpecProxier, err = openapiv3aggregator.BuildAndRegisterAggregator(openapiv3aggregator.NewDownloader(), server.NextDelegate(), server.Handler.GoRestfulContainer,
+		c.GenericConfig.OpenAPIV3Config, local)
 	if err != nil {
 		return nil, fmt.Errorf("serve OpenAPI v3: %w", err)
 	}
-	a.v3 = openapiv3controller.NewAggregationController(v3)
+	local.names = local.SpecProxier.GetAPIServiceNames()
+	a.v3 = openapiv3controller.NewAggregationController(local)
 	return prepared.RunWithContext, nil
 }
 
@@ -204,6 +209,57 @@ func await(done, happened <-chan struct{}) {
 	case <-done:
 	case <-happened:
 	}
+}
+
+// localAge is how old what is known of the servers behind the aggregator may be, as
+// upstream has it.
+const localAge = time.Second
+
+// localDocuments has upstream's aggregator of OpenAPI v3 look at what the servers
+// behind it serve when a client asks, instead of each second. It is both what the
+// aggregator registers its handlers with and the aggregator as its controller sees it.
+type localDocuments struct {
+	openapicommon.PathHandlerByGroupVersion
+	openapiv3aggregator.SpecProxier
+	names []string // of the servers behind
+
+	mu     sync.Mutex // guards what follows
+	looked time.Time
+}
+
+// GetAPIServiceNames implements SpecProxier: what the controller is to look at from
+// the beginning.
+func (*localDocuments) GetAPIServiceNames() []string { return nil }
+
+// Handle implements PathHandlerByGroupVersion.
+func (l *localDocuments) Handle(path string, h http.Handler) {
+	l.PathHandlerByGroupVersion.Handle(path, l.wrap(h))
+}
+
+// HandlePrefix implements PathHandlerByGroupVersion.
+func (l *localDocuments) HandlePrefix(path string, h http.Handler) {
+	l.PathHandlerByGroupVersion.HandlePrefix(path, l.wrap(h))
+}
+
+func (l *localDocuments) wrap(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		l.look(req.Context())
+		h.ServeHTTP(w, req)
+	})
+}
+
+func (l *localDocuments) look(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.looked) < localAge {
+		return
+	}
+	for _, name := range l.names {
+		if err := l.UpdateAPIServiceSpec(name); err != nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "Documents of a server cannot be read", "server", name)
+		}
+	}
+	l.looked = time.Now()
 }
 
 // AddAPIService implements APIHandlerManager of upstream's registration controller,
