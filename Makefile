@@ -156,6 +156,7 @@ bench: bench-programs ## what a tenant costs, in 10 minutes; writes bench/result
 	bin/bench api --rounds 2 --round 1s
 	bin/bench churn --tenants 5
 	bin/bench scale --tenants 10 --burst 10 --settle 10s
+	bin/bench sleep --tenants 50 --used 4 --awake 2 --rounds 3 --settle 25s --idle 15s
 	@echo 'This was the short form: few tenants and short rounds. make bench-long has 100 tenants and more rounds.'
 
 bench-long: bench-programs ## the same with 100 tenants, and workers as root; an hour
@@ -165,6 +166,7 @@ bench-long: bench-programs ## the same with 100 tenants, and workers as root; an
 	bin/bench api --rounds 9
 	bin/bench churn --tenants 100
 	bin/bench scale --tenants 100
+	bin/bench sleep --tenants 950 --used 48 --awake 20 --settle 6m
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) bench-workers; else echo 'The figures of workers need root: make bench-workers'; fi
 
 .PHONY: bench-workers

@@ -78,8 +78,10 @@ func runSleep(ctx context.Context, cfg sleepConfig, stdout, progress io.Writer) 
 		fmt.Fprintf(progress, "%s: %.3g %s (%s)\n", name, ours, unit, note)
 	}
 
-	// The first tenants leave what all later ones share.
-	if _, err := h.useAndSleep(ctx, "warm-up", warmUps, warmUps); err != nil {
+	// The first tenants leave what all later ones share, and a heap with room in it for as
+	// many as ran at a time.
+	first := max(warmUps, cfg.atOnce)
+	if _, err := h.useAndSleep(ctx, "warm-up", first, cfg.atOnce); err != nil {
 		return err
 	}
 	empty, err := h.atRest(ctx, cfg)
@@ -108,18 +110,21 @@ func runSleep(ctx context.Context, cfg sleepConfig, stdout, progress io.Writer) 
 	row("asleep, ran before: resident memory per tenant", "kB", each(fresh.memory.rss, all.memory.rss, cfg.used), 0,
 		fmt.Sprintf(memoryNote, cfg.used, each(fresh.anonymous, all.anonymous, cfg.used)))
 	row("asleep: idle CPU per tenant", "mCPU", (all.cpu-empty.cpu).Seconds()/cfg.idle.Seconds()*1000/float64(cfg.tenants+cfg.used), 0,
-		fmt.Sprintf("%d of them over %s, beyond that of the host with %d, %.1f mCPU", cfg.tenants+cfg.used, cfg.idle, warmUps, empty.cpu.Seconds()/cfg.idle.Seconds()*1000))
+		fmt.Sprintf("%d of them over %s, beyond that of the host with %d, %.1f mCPU", cfg.tenants+cfg.used, cfg.idle, first, empty.cpu.Seconds()/cfg.idle.Seconds()*1000))
 
 	wakes, starts, err := h.wakes(ctx, cfg, bin, admins, progress)
 	if err != nil {
 		return err
 	}
-	for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99} {
-		row("wake: first answer, "+name, "s", quantile(wakes, q).Seconds(), quantile(starts, q).Seconds(), fmt.Sprintf(
+	for _, quantiles := range []struct {
+		name string
+		q    float64
+	}{{"p50", 0.5}, {"p99", 0.99}} {
+		row("wake: first answer, "+quantiles.name, "s", quantile(wakes, quantiles.q).Seconds(), quantile(starts, quantiles.q).Seconds(), fmt.Sprintf(
 			"from dialling a tenant that is asleep; theirs from the start of a set's processes, on data that is there; %d rounds; the goal for p50 is 1.5 s", cfg.rounds))
 	}
 
-	most := fmt.Sprintf("%d tenants, %d of them awake", cfg.tenants+cfg.used+warmUps, cfg.awake)
+	most := fmt.Sprintf("%d tenants, %d of them awake", cfg.tenants+cfg.used+first, cfg.awake)
 	for _, admin := range admins[:cfg.awake] {
 		if err := usable(ctx, admin, h.patience, h.processes()); err != nil {
 			return fmt.Errorf("wake a tenant: %w", err)
