@@ -111,22 +111,27 @@ func runChurn(ctx context.Context, cfg churnConfig, stdout, progress io.Writer) 
 	if err != nil {
 		return err
 	}
-	separate, err := separateEnds(ctx, bin, h.dir)
-	if err != nil {
-		return err
-	}
-
 	where := fmt.Sprintf("%d tenants added and removed; theirs is the same before, after %d for warming up; %s", cfg.tenants, warmUps, machine(bin.goVersion))
 	rows := []results.Row{
 		results.Lower("after removing all: goroutines", "", float64(after.goroutines), float64(before.goroutines), where),
 		results.Lower("after removing all: live heap", "MB", megabytes(after.heap), megabytes(before.heap), where),
 		results.Lower("after removing all: resident memory", "MB", megabytes(after.memory.rss), megabytes(before.memory.rss), where),
 		results.Lower("after removing all: keys in etcd", "", float64(after.keys), float64(before.keys), where),
+	}
+	// Kept and shown already, since on a busy machine upstream's programs may give up.
+	if err := errors.Join(results.Write(cfg.output, rows), printRows(progress, rows)); err != nil {
+		return err
+	}
+	separate, err := separateEnds(ctx, bin, h.dir)
+	if err != nil {
+		return err
+	}
+	rows = append(rows,
 		results.Lower("removal of a tenant, p50", "s", quantile(ends, 0.5).Seconds(), quantile(separate, 0.5).Seconds(), fmt.Sprintf(
 			"until the Tenant is gone, and with it all its keys; theirs: SIGTERM to a set until all have ended, whose keys stay; %d and %d samples; %s",
 			len(ends), len(separate), machine(bin.goVersion))),
 		results.Lower("removal of a tenant, p99", "s", quantile(ends, 0.99).Seconds(), quantile(separate, 0.99).Seconds(), "as above"),
-	}
+	)
 	if err := results.Write(cfg.output, rows); err != nil {
 		return err
 	}
