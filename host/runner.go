@@ -34,6 +34,9 @@ const (
 	// goodRun is how long a control plane must have been ready for its next
 	// failure to count as the first.
 	goodRun = 10 * time.Minute
+	// progressInterval is how often a control plane that starts says how far it is: each
+	// time is a write of its Tenant. Longer than a start takes, if nothing is in its way.
+	progressInterval = 2 * time.Second
 )
 
 // runState is what a runner is doing.
@@ -245,7 +248,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- cp.Run(ctx) }()
 	serves, ready := cp.Serves(), cp.Ready()
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
 	running, asleep := false, false
 	var use drowsiness
