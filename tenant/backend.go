@@ -129,7 +129,8 @@ func (b *backend) open(
 	// a hundred objects of its own off etcd ahead of its client, and a client that
 	// reads none holds them. From a cache, all watches share them.
 	uncount := b.counts.add(config.GroupResource.String(), resourcePrefix)
-	lazy := &lazyCache{Interface: store, newFunc: newFunc, closeRaw: closeRaw, vacant: func(filled func()) (int64, func(), bool) {
+	ticks := &cacheClock{WithTicker: clock.RealClock{}}
+	lazy := &lazyCache{Interface: store, clock: ticks, newFunc: newFunc, closeRaw: closeRaw, vacant: func(filled func()) (int64, func(), bool) {
 		return b.storage.Vacant(b.uid, resourcePrefix, filled)
 	}, make: func() (*cacher.Cacher, error) {
 		return cacher.NewCacherFromConfig(cacher.Config{
@@ -145,7 +146,7 @@ func (b *backend) open(
 			IndexerFuncs:        triggers,
 			Indexers:            indexers,
 			Codec:               config.Codec,
-			Clock:               progressClock{clock.RealClock{}},
+			Clock:               ticks,
 		})
 	}}
 	return quorumErrors{chargedLists{Interface: lazy, storage: b.storage, uid: b.uid}}, sync.OnceFunc(func() {

@@ -43,6 +43,7 @@ func mayIdle(ctx context.Context) context.Context { return context.WithValue(ctx
 // that write on, and before the first list, so whoever listed can watch from there.
 type lazyCache struct {
 	storage.Interface // without a cache
+	clock             *cacheClock
 	newFunc           func() runtime.Object
 	make              func() (*cacher.Cacher, error)
 	// vacant is Storage.Vacant of what is stored here.
@@ -153,7 +154,10 @@ func (l *lazyCache) Watch(ctx context.Context, key string, opts storage.ListOpti
 	if err != nil {
 		return nil, err
 	}
-	return s.Watch(ctx, key, opts)
+	if ctx.Value(idleKey{}) != nil {
+		return s.Watch(ctx, key, opts)
+	}
+	return l.clock.watch(!limit.IsOwn(ctx), func() (watch.Interface, error) { return s.Watch(ctx, key, opts) })
 }
 
 // Get implements storage.Interface.
