@@ -193,7 +193,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 		names.NodeIpamController: func(_ context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			return cp.nodeIPAM(cc), nil
 		},
-		names.PersistentVolumeBinderController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+		names.PersistentVolumeBinderController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			core := cc.InformerFactory.Core().V1()
 			binder, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{
 				KubeClient:                s.client,
@@ -210,8 +210,8 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 				return nil, fmt.Errorf("build persistent volume binder: %w", err)
 			}
 			return controller{names.PersistentVolumeBinderController, binder.Run}, nil
-		},
-		names.PersistentVolumeAttachDetachController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+		}),
+		names.PersistentVolumeAttachDetachController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			core, storage := cc.InformerFactory.Core().V1(), cc.InformerFactory.Storage().V1()
 			attach, err := attachdetach.NewAttachDetachController(ctx, s.client, core.Pods(), core.Nodes(), core.PersistentVolumeClaims(), core.PersistentVolumes(),
 				storage.CSINodes(), storage.CSIDrivers(), storage.VolumeAttachments(), csiPlugins(), nil,
@@ -223,15 +223,15 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 				return nil, fmt.Errorf("build attach-detach controller: %w", err)
 			}
 			return controller{names.PersistentVolumeAttachDetachController, attach.Run}, nil
-		},
-		names.PersistentVolumeExpanderController: func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+		}),
+		names.PersistentVolumeExpanderController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			translator := csitrans.New()
 			expander, err := expand.NewExpandController(ctx, s.client, cc.InformerFactory.Core().V1().PersistentVolumeClaims(), csiPlugins(), translator, csimigration.NewPluginManager(translator))
 			if err != nil {
 				return nil, fmt.Errorf("build volume expander: %w", err)
 			}
 			return controller{names.PersistentVolumeExpanderController, expander.Run}, nil
-		},
+		}),
 		names.ValidatingAdmissionPolicyStatusController: func(_ context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			policies, err := validatingadmissionpolicystatus.NewController(
 				cc.InformerFactory.Admissionregistration().V1().ValidatingAdmissionPolicies(),
@@ -247,6 +247,19 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 				policies.Run(ctx, int(cc.ComponentConfig.ValidatingAdmissionPolicyStatusController.ConcurrentPolicySyncs))
 			}}, nil
 		},
+	}
+}
+
+// volumePlugins is held while a controller is built that has volume plugins: setting
+// one up writes package variables of upstream's, which only a kubelet reads.
+var volumePlugins sync.Mutex
+
+// withVolumePlugins is build, for controllers that have volume plugins.
+func withVolumePlugins(build buildController) buildController {
+	return func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
+		volumePlugins.Lock()
+		defer volumePlugins.Unlock()
+		return build(ctx, cc)
 	}
 }
 
