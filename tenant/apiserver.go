@@ -212,6 +212,7 @@ func (cp *ControlPlane) options(ctx context.Context) (options.CompletedOptions, 
 	o.SecureServing.ServerCert.CertDirectory = ""
 	o.GenericServerRunOptions.ExternalHost = net.JoinHostPort(cfg.Hostname, strconv.Itoa(cfg.Port))
 	o.GenericServerRunOptions.AdvertiseAddress = cfg.WorkerVIP
+	o.GenericServerRunOptions.JSONPatchMaxCopyBytes = 0 // PrepareProcess sets it for all
 	o.GenericServerRunOptions.ShutdownSendRetryAfter = true
 	o.GenericServerRunOptions.ShutdownWatchTerminationGracePeriod = shutdownWatchGrace
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"golang.org/x/time/rate"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage/etcd3/metrics"
@@ -50,6 +51,10 @@ func PrepareProcess(log *slog.Logger) error {
 	return prepared.err
 }
 
+// maxPatchCopies is how many bytes a JSON patch may copy, upstream's default. API
+// servers are told 0, which has them leave the limit alone.
+const maxPatchCopies = 3 << 20
+
 func prepare() error {
 	// Upstream ends the process when a component of a single control plane
 	// cannot go on (klog.Fatal, FlushAndExit). Here the goroutine ends, and then the
@@ -68,6 +73,8 @@ func prepare() error {
 		return err
 	}
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	// Upstream has each API server set this while others read it: see maxPatchCopies.
+	jsonpatch.AccumulatedCopySizeLimit = maxPatchCopies
 	capabilities.Setup(true /* privileged pods are the tenant's nodes' affair */, 0)
 
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
