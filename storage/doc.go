@@ -58,10 +58,11 @@
 //
 // Without a quorum, serializable reads and watches go on with what this member has. Writes and linearizable reads are
 // refused at once (see [IsNoQuorum]), from when no leader has been known for two elections; those that were on their
-// way then are given up, and such a write says that it is undecided. A member without a vote asks the leader whether it
-// is there, since it takes no part in elections. Until then they wait for a leader, so that an
-// election is a delay and no error. It ends when hosts are back and is no failure of the store. Where the others will not be back, [Restore] begins a new cluster
-// with what [Store.Snapshot] wrote, which needs no quorum.
+// way then are given up, and such a write says that it is undecided. Until then they wait for a leader, so that an
+// election is a delay and no error. A member without a vote asks the leader whether it is there, since it takes no part
+// in elections; its watches that require a leader end with the quorum. It ends when hosts are back and is no failure of
+// the store. Where the others will not be back, [Restore] begins a new cluster with what [Store.Snapshot] wrote, which
+// needs no quorum.
 //
 // # Pauses
 //

@@ -19,8 +19,8 @@ import (
 // how far it must be before it answers a read, and has all events. That etcd answers no client there is a rule of its
 // gRPC handlers alone, which these interceptors, called before them, go round.
 
-// withoutVote says whether etcd's handlers would refuse what this member can do.
-func (s *Store) withoutVote() bool { return s.serving.Load() && !s.Voting() }
+// withoutVote says whether etcd's handlers would refuse what this member can do. Who is alone always votes.
+func (s *Store) withoutVote() bool { return s.cfg.Peers != nil && s.serving.Load() && !s.Voting() }
 
 // first is called before etcd's own interceptors, and intercept after them.
 func (s *Store) first(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -115,7 +115,8 @@ func (c ledContext) Err() error {
 }
 
 // listen has a member without a vote know whether anybody leads, until ctx is done. It takes no part in elections and so
-// misses no leader: it asks how far it must be, as for a read.
+// misses no leader: it asks how far it must be, as for a read, and misses a leader who has not answered for as long as
+// a voter would wait.
 func (s *Store) listen(ctx context.Context) {
 	tick := time.NewTicker(leaderPoll)
 	defer tick.Stop()
@@ -129,7 +130,7 @@ func (s *Store) listen(ctx context.Context) {
 			s.heard.Store(true)
 			continue
 		}
-		late := time.AfterFunc(leaderPoll, func() { s.heard.Store(false) })
+		late := time.AfterFunc(election, func() { s.heard.Store(false) })
 		asking, over := context.WithTimeout(ctx, leaderless)
 		err := s.etcd.Server.LinearizableReadNotify(asking)
 		over()
