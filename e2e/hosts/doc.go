@@ -14,7 +14,7 @@
 //	lab            a bridge, 10.78.0.1: clients are here
 //	├── host-a     tenantd in a network namespace, 10.78.0.11:443
 //	├── host-b     10.78.0.12
-//	└── host-c     10.78.0.13
+//	└── host-c     10.78.0.13, and up to three more where a case is about that
 //
 // All cases share one installation, which each finds well: `go test -tags e2e -run
 // 'TestHosts/(Join|Kill)' ./e2e/hosts` runs one of them. Join is always among them: it

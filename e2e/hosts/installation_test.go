@@ -57,6 +57,7 @@ func TestHosts(t *testing.T) {
 		// From here on there are disks that are mounted.
 		{"SlowDisk", testSlowDisk},
 		{"FullDisk", testFullDisk},
+		{"SixHosts", testSixHosts},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in.settle(t)

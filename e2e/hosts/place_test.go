@@ -233,6 +233,7 @@ func testFourHosts(t *testing.T, in *installation) {
 	}
 	x := in.tenants[0]
 	in.put(t, d, x, d)
+	in.stir(t, x, in.hosts[0])
 	h := in.begin(t)
 	defer h.end(t)
 	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
@@ -251,4 +252,33 @@ func testFourHosts(t *testing.T, in *installation) {
 	in.hosts = slices.DeleteFunc(in.hosts, func(h *host) bool { return h == gone })
 	in.recover(t, h) // with all three voting
 	gone.wipe(t)
+}
+
+// testSixHosts has more hosts than votes: five vote and the sixth serves. It gets the vote of
+// one that is removed.
+func testSixHosts(t *testing.T, in *installation) {
+	for i, name := range []string{"host-e", "host-f", "host-g"} {
+		more := in.lab.newHost(name, 15+i)
+		in.join(t, more, in.hosts[i], in.hosts[0].token(t))
+		in.hosts = append(in.hosts, more)
+	}
+	in.awaitWell(t)
+	x := in.tenants[0]
+	i := slices.IndexFunc(in.members(t, in.hosts[0]), func(m string) bool { return strings.HasSuffix(m, withoutVote) })
+	sixth := in.host(t, strings.TrimSuffix(in.members(t, in.hosts[0])[i], withoutVote))
+	in.put(t, sixth, x, sixth)
+	h := in.beginWith(t, calmLimit)
+	defer h.end(t)
+	h.awaitAnswers(t, h.now(), in.tenants, in.hosts...)
+
+	gone := in.but(t, in.hosts[0], sixth)[0]
+	in.hosts[0].mustTenantctl(t, "host", "remove", gone.name, "--yes", "--timeout", patience.String())
+	if code := gone.wait(t); code == 0 {
+		t.Errorf("%s, removed, ended with exit code 0", gone.name)
+	}
+	in.hosts = slices.DeleteFunc(in.hosts, func(h *host) bool { return h == gone })
+	in.recover(t, h) // with all five voting
+	if on := in.hostOf(t, x); on != sixth {
+		t.Errorf("%s went from %s to %s", x.name, sixth.name, on.name)
+	}
 }
