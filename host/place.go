@@ -268,13 +268,21 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 		return nil
 	}
 	lives := v != nil && v.Alive
+	mayGo := lives || o.Annotations[v1alpha1.HostLostAnnotation] == "true"
+	if !mayGo {
+		out, err := s.isOut(ctx, o.Name)
+		if err != nil {
+			return err
+		}
+		mayGo = out
+	}
 	why, reason := "", v1alpha1.ReasonLeaving
 	switch {
 	case lives && tenants > 0:
 		why, reason = fmt.Sprintf("Tenants that are still on the host: %d.", tenants), v1alpha1.ReasonDraining
 	case lives && v.runs > 0: // without etcd they could not finish what they were asked
 		why, reason = fmt.Sprintf("Tenants that have left, and answer their last requests: %d.", v.runs), v1alpha1.ReasonDraining
-	case !lives && o.Annotations[v1alpha1.HostLostAnnotation] != "true":
+	case !mayGo:
 		why, reason = "The host does not answer. If it will never come back, say so with `tenantctl host remove --force`.", v1alpha1.ReasonNoHeartbeat
 	default:
 		// Nothing is taken back, so what was seen last will not do.
@@ -321,6 +329,25 @@ func (s *hosts) remove(ctx context.Context, c client.Client, v *view, o *v1alpha
 	}
 	s.host.log.Info("a host is removed", "host", o.Name)
 	return nil
+}
+
+// isOut reports whether etcd has a host no more, though its object is there: whoever removed
+// it got no further, such as that host itself, which ends then.
+func (s *hosts) isOut(ctx context.Context, name string) (bool, error) {
+	all, err := s.entries(ctx)
+	if err != nil {
+		return false, err
+	}
+	i := slices.IndexFunc(all, func(e hostEntry) bool { return e.Name == name })
+	if i < 0 {
+		return true, nil
+	}
+	members, err := s.host.store.Members(ctx)
+	if err != nil {
+		return false, err
+	}
+	member := all[i].Member // none, before it has started for the first time
+	return member != "" && !slices.ContainsFunc(members, func(m storage.Member) bool { return m.Name == member }), nil
 }
 
 // memberOf is what etcd calls a host.
