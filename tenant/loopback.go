@@ -114,6 +114,11 @@ func (l *listener) Close() error {
 	return nil
 }
 
+// errStopped is not net.ErrClosed, after which client-go asks ten times more, a second
+// apart. The hook that writes upstream's roles reads some 160 of them one after the other
+// and heeds no context: it held on to a server that had stopped for half an hour.
+var errStopped = errors.New("it has stopped")
+
 // dial connects to the API server through a pair of sockets inside this process.
 func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -138,7 +143,7 @@ func (l *listener) dial(ctx context.Context) (net.Conn, error) {
 	case l.conns <- limit.Own(loopbackConn{server}):
 		return client, nil
 	case <-l.closed:
-		err = net.ErrClosed
+		err = errStopped
 	case <-ctx.Done():
 		err = ctx.Err()
 	}

@@ -9,6 +9,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
 // What the control plane's own components hold open must not hold up its end.
@@ -40,5 +42,19 @@ func TestOwnConnectionsEndWithTheListener(t *testing.T) {
 	}
 	if len(l.own) > 0 {
 		t.Error("the connection is not forgotten")
+	}
+}
+
+// What a stopped API server says to its own components is nothing that client-go
+// takes for a reason to ask again.
+func TestStoppedServerIsNotAskedAgain(t *testing.T) {
+	public, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newListener(public)
+	l.close()
+	if _, err = l.dial(t.Context()); err == nil || utilnet.IsProbableEOF(err) || utilnet.IsConnectionReset(err) || utilnet.IsConnectionRefused(err) {
+		t.Errorf("got %v", err)
 	}
 }
