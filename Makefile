@@ -73,7 +73,7 @@ demo: build bin/kubectl ## start a host on 127.0.0.1:8443 with two tenants, unti
 
 # The packages that do not link upstream: quick to build, so they can be tested with
 # the race detector, which needs a compile of its own.
-small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./host/gossip ./host/placement ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
+small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./host/gossip ./host/heap ./host/placement ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
 
 .PHONY: test
 test: build bin/kubectl bin/kube-apiserver ## everything that needs no root
@@ -95,7 +95,7 @@ e2e-failover: build $(LAB) ## a real worker of a tenant on three hosts, each of 
 .PHONY: e2e-hosts
 e2e-hosts: build bin/tenantd-next ## an installation of several hosts, and faults; as root, on Linux (says what is missing)
 	$(GO) vet -tags e2e ./e2e/hosts
-	$(GO) test -tags e2e -count=1 -timeout 20m ./e2e/hosts
+	$(GO) test -tags e2e -count=1 -timeout 40m ./e2e/hosts
 
 # Kubelets of the two minors before ours.
 SKEW ?= v1.36.3 v1.35.4
