@@ -721,15 +721,17 @@ func TestOpenWaitsForTheOthers(t *testing.T) {
 	if err := <-opened; err == nil || !strings.Contains(err.Error(), "told to stop") {
 		t.Error(err)
 	}
+	var b *Store
 	go func() {
-		s, err := Open(t.Context(), cfg)
-		h.stores["b"] = s
+		var err error
+		b, err = Open(t.Context(), cfg)
 		opened <- err
 	}()
 	a = h.reopen("a")
 	if err := <-opened; err != nil {
 		t.Fatal(err)
 	}
+	h.stores["b"] = b
 	writes(t, a, "/host/k", "x")
 	h.shut("b")
 }

@@ -89,7 +89,7 @@ func TestWire(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			address, served, ended := ln.Addr().String(), net.Listener(ln), make(chan error, 2)
+			address, served, ended := ln.Addr().String(), ln, make(chan error, 2)
 			if routed {
 				router := sni.New(bounds(100))
 				defer router.Close()
