@@ -147,8 +147,8 @@ func TestSnapshot(t *testing.T) {
 	h.add("initech")
 }
 
-// TestMajorityLost has one of two hosts die for good. The other says what to do, and that has the tenant back with all
-// that was acknowledged, even where the host was killed too, and lets a host join.
+// TestMajorityLost has two of three hosts die for good. The last one says what to do, and that has the tenant back with
+// all that was acknowledged while there were two, even where the host was killed too, and lets a host join.
 func TestMajorityLost(t *testing.T) {
 	a := newMember(t, "host-a", "127.0.0.12")
 	a.start()
@@ -157,7 +157,24 @@ func TestMajorityLost(t *testing.T) {
 	b := newMember(t, "host-b", "127.0.0.13", "--join", a.listen, "--join-token-file", a.token())
 	b.start()
 	b.awaitReady()
-	mustKubectl(t, kubeconfig, "", "create", "configmap", "last")
+	c := newMember(t, "host-c", "127.0.0.14", "--join", a.listen, "--join-token-file", a.token())
+	c.start()
+	c.awaitReady()
+	eventually(t, "three hosts vote", func() error {
+		if got := mustKubectl(t, a.adminKubeconfig(), "", "get", "hosts", "-o", "jsonpath={.items[*].status.role}"); got != "voter voter voter" {
+			return errors.New(got)
+		}
+		return nil
+	})
+	c.signal(syscall.SIGKILL)
+	c.wait()
+	// From here on the two that are left must both have what is acknowledged.
+	eventually(t, "two hosts go on", func() error {
+		if r := kubectl(t, kubeconfig, "", "create", "configmap", "last"); r.code != 0 {
+			return errors.New(r.stderr)
+		}
+		return nil
+	})
 	b.signal(syscall.SIGKILL)
 	a.signal(syscall.SIGKILL)
 	b.wait()
@@ -195,9 +212,9 @@ func TestMajorityLost(t *testing.T) {
 	})
 	a.awaitHosts("host-a")
 
-	c := newMember(t, "host-b", "127.0.0.13", "--join", a.listen, "--join-token-file", a.token())
-	c.start()
-	c.awaitReady()
+	d := newMember(t, "host-b", "127.0.0.13", "--join", a.listen, "--join-token-file", a.token())
+	d.start()
+	d.awaitReady()
 	a.awaitHosts("host-a", "host-b")
-	mustKubectl(t, kubeconfig, "", append(c.at("acme"), "create", "configmap", "after")...)
+	mustKubectl(t, kubeconfig, "", append(d.at("acme"), "create", "configmap", "after")...)
 }

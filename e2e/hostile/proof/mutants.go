@@ -143,7 +143,7 @@ var mutants = []mutant{
 		"tenant/audit.go", " && !a.strangers.Allow() {", " && !a.strangers.Allow() && name == \"x\" {",
 	}}},
 	{"LongTokens", "a bound on tokens", []edit{{
-		"tenant/apiserver.go", "shortTokens{c.Authentication.Authenticator}", "c.Authentication.Authenticator",
+		"tenant/apiserver.go", "shortTokens{&rememberedCerts{Request: c.Authentication.Authenticator}}", "c.Authentication.Authenticator",
 	}}},
 	{"EndlessKeys", "a bound on RSA keys", []edit{{
 		"tenant/costly.go", "k.N.BitLen() > maxRSABits {", "k.N.BitLen() > maxRSABits && !ok {",
