@@ -379,6 +379,22 @@ type remoteAPI struct {
 	removed  bool
 }
 
+// ownEndpoints gives each caller a URL of its own. Upstream gives all the same for the API
+// server itself, and the controller that asks whether APIs answer writes a path into it, for
+// five requests at once: a tenant could have it read while it is written.
+type ownEndpoints struct {
+	aggregatorapiserver.ServiceResolver
+}
+
+func (e ownEndpoints) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
+	shared, err := e.ServiceResolver.ResolveEndpoint(namespace, name, port)
+	if err != nil {
+		return nil, err
+	}
+	own := *shared
+	return &own, nil
+}
+
 // target is how an API's server is reached.
 type target struct {
 	service      apiregistration.ServiceReference

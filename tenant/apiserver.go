@@ -131,6 +131,7 @@ func (cp *ControlPlane) newAPIServer(ctx context.Context, public net.Listener) (
 	if err != nil {
 		return nil, fmt.Errorf("configure API server: %w", err)
 	}
+	resolver = ownEndpoints{resolver}
 	generic.AdmissionControl = noCostly{namelessEvents{generic.AdmissionControl}}
 	if cp.cfg.Admission != nil {
 		generic.AdmissionControl = cp.cfg.Admission(generic.AdmissionControl)
