@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,6 +59,8 @@ const shutdownWatchGrace = 2 * time.Second
 
 // apiServer is an API server that has been put together and not yet run.
 type apiServer struct {
+	building sync.Mutex // held while a late controller is built
+
 	run       func(ctx context.Context) error
 	loopback  *rest.Config
 	client    kubernetes.Interface

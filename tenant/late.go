@@ -65,7 +65,7 @@ func (cp *ControlPlane) late(name string, s *apiServer, cc kcm.ControllerContext
 			cc.InformerFactory = view
 			cc.ObjectOrMetadataInformerFactory = informerfactory.NewInformerFactory(view, metadata)
 			buildCtx, cancel := context.WithCancel(ctx)
-			built, err := build(buildCtx, cc)
+			built, err := s.buildOne(buildCtx, cc, build)
 			if err == nil {
 				if built != nil {
 					cc.ObjectOrMetadataInformerFactory.Start(ctx.Done())
@@ -82,6 +82,14 @@ func (cp *ControlPlane) late(name string, s *apiServer, cc kcm.ControllerContext
 			}
 		}
 	}}
+}
+
+// buildOne builds one controller at a time, as upstream's own loop does: a constructor reads
+// and writes the indexes of informers that others have too.
+func (s *apiServer) buildOne(ctx context.Context, cc kcm.ControllerContext, build buildController) (kcm.Controller, error) {
+	s.building.Lock()
+	defer s.building.Unlock()
+	return build(ctx, cc)
 }
 
 // awaitAny waits until there is an object of one of some kinds, and reports whether
