@@ -73,7 +73,7 @@ demo: build bin/kubectl ## start a host on 127.0.0.1:8443 with two tenants, unti
 
 # The packages that do not link upstream: quick to build, so they can be tested with
 # the race detector, which needs a compile of its own.
-small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./host/gossip ./host/heap ./host/placement ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
+small := ./api/... ./cmd/tenantctl ./cmd/tenant-proxy ./e2e/proc ./host/gossip ./host/heap ./host/placement ./konnectivity/... ./pki ./sni ./storage ./tenant/limit ./worker/...
 
 .PHONY: test
 test: build bin/kubectl bin/kube-apiserver ## everything that needs no root

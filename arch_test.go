@@ -45,6 +45,7 @@ func TestDependenciesPointDown(t *testing.T) {
 		"host/placement":     {},
 		"worker":             {"worker/", "konnectivity/agent", "konnectivity/internal/"},
 		"worker/bundle":      {"worker/config", "systemd"},
+		"e2e/proc":           {},
 		"cmd/tenantd":        {"api/v1alpha1", "host", "host/", "konnectivity", "konnectivity/internal/", "pki", "sni", "storage", "tenant", "tenant/"},
 		"cmd/tenantctl":      {"api/v1alpha1", "worker/bundle", "worker/config", "systemd"},
 		"cmd/tenant-proxy":   {"worker", "worker/", "konnectivity/agent", "konnectivity/internal/", "systemd"},
@@ -86,6 +87,7 @@ func TestForbiddenImports(t *testing.T) {
 		{"host/placement", "k8s.io/", "it decides by what it is given, and does no I/O"},
 		{"pki", "k8s.io/kubernetes/", "its tests must not wait for upstream to compile"},
 		{"pki", "k8s.io/apiserver/", "its tests must not wait for upstream to compile"},
+		{"e2e/proc", "k8s.io/", "it runs programs, whatever they are"},
 		{"api/v1alpha1", "k8s.io/kubernetes/", "other programs import the types"},
 		{"api/v1alpha1", "sigs.k8s.io/controller-runtime", "other programs import the types"},
 	} {

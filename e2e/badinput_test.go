@@ -25,6 +25,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // TestBadStart starts hosts that must not start. Each says why in one line and
@@ -37,7 +38,7 @@ func TestBadStart(t *testing.T) {
 	put(t, client(t, kubeconfig), "keepsake", "acme")
 	t.Run("data directory in use", func(t *testing.T) {
 		second := h.of(t)
-		second.listen, second.health = freeAddress(t), freeAddress(t)
+		second.listen, second.health = proc.FreeAddress(t), proc.FreeAddress(t)
 		second.mustNotStart(1, nil, h.dir, "in use by another tenantd", fmt.Sprint("process ", h.cmd.Process.Pid), "--data-dir")
 		if err := holds(client(t, kubeconfig), map[string]string{"keepsake": "acme"}); err != nil {
 			t.Errorf("the host that has the directory: %v", err)
@@ -232,7 +233,7 @@ func TestBadTenants(t *testing.T) {
 		return path
 	}
 	powerless := kubeconfigFor("powerless", func(_ *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) { user.Impersonate = "nobody" })
-	nowhere := kubeconfigFor("nowhere", func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = "https://" + freeAddress(t) })
+	nowhere := kubeconfigFor("nowhere", func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.Server = "https://" + proc.FreeAddress(t) })
 	misdirected := kubeconfigFor("misdirected", func(c *clientcmdapi.Cluster, _ *clientcmdapi.AuthInfo) { c.TLSServerName = "acme." + domain })
 	noRights := []string{`"nobody"`, "forbidden", "administrator"}
 
@@ -428,7 +429,7 @@ func (h *host) mustNotStart(code int, attr *syscall.SysProcAttr, want ...string)
 // mustEnd runs a host that must end by itself and say why.
 func (h *host) mustEnd(code int, attr *syscall.SysProcAttr, want ...string) {
 	h.t.Helper()
-	var stdout, stderr logBuffer
+	var stdout, stderr proc.Log
 	cmd := h.command()
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &stdout, &stderr, attr
 	if err := cmd.Start(); err != nil {
@@ -438,7 +439,7 @@ func (h *host) mustEnd(code int, attr *syscall.SysProcAttr, want ...string) {
 	defer late.Stop()
 	cmd.Wait() // the exit code is looked at below
 	if got := cmd.ProcessState.ExitCode(); got != code {
-		h.t.Errorf("exit code %d, want %d:\n%s", got, code, stderr.tail(20))
+		h.t.Errorf("exit code %d, want %d:\n%s", got, code, stderr.Tail(20))
 	}
 	if stdout.String() != "" {
 		h.t.Errorf("stdout has %q, want nothing", stdout.String())

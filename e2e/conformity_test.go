@@ -31,6 +31,8 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // gates are the feature gates that tenantd sets, for a stock API server to have
@@ -112,11 +114,11 @@ func startStock(t *testing.T) *rest.Config {
 		return path
 	}
 	keyFile := file("sa.key", pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
-	host, port, err := net.SplitHostPort(freeAddress(t))
+	host, port, err := net.SplitHostPort(proc.FreeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := &logBuffer{}
+	log := &proc.Log{}
 	cmd := exec.Command(bin(t, "kube-apiserver"),
 		"--etcd-servers=unix://"+filepath.Join(dir, "client.sock"),
 		"--bind-address="+host, "--secure-port="+port, "--cert-dir="+filepath.Join(dir, "certs"),
@@ -150,7 +152,7 @@ func startStock(t *testing.T) *rest.Config {
 	eventually(t, "kube-apiserver is ready", func() error {
 		select {
 		case <-exited:
-			t.Fatalf("kube-apiserver ended:\n%s", log.tail(20))
+			t.Fatalf("kube-apiserver ended:\n%s", log.Tail(20))
 		default:
 		}
 		ca, err := os.ReadFile(filepath.Join(dir, "certs", "apiserver.crt"))

@@ -4,17 +4,11 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
-	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // domain is the zone of the hosts' names in all tests.
@@ -38,14 +34,7 @@ func bin(t testing.TB, name string) string {
 	if path := os.Getenv("TENANTD_BINARY"); path != "" && name == "tenantd" {
 		return path
 	}
-	path, err := filepath.Abs(filepath.Join("..", "bin", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: build it with `make bin/%s`; `make test` does", err, name)
-	}
-	return path
+	return proc.Built(t, filepath.Join("..", "bin", name))
 }
 
 // host is a tenantd process.
@@ -57,10 +46,8 @@ type host struct {
 	args   []string // beyond those above
 	env    []string
 
-	cmd    *exec.Cmd
-	exited chan struct{} // closed after the process has ended
-	err    error         // what it ended with; valid after exited
-	log    *logBuffer
+	cmd *proc.Process
+	log *proc.Log
 }
 
 // newHost describes a host on free ports of loopback with an empty data directory.
@@ -72,7 +59,7 @@ func newHost(t testing.TB, args ...string) *host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return &host{t: t, dir: filepath.Join(dir, "data"), listen: freeAddress(t), health: freeAddress(t), args: args}
+	return &host{t: t, dir: filepath.Join(dir, "data"), listen: proc.FreeAddress(t), health: proc.FreeAddress(t), args: args}
 }
 
 // startHost starts such a host and waits until it is ready.
@@ -82,17 +69,6 @@ func startHost(t testing.TB, args ...string) *host {
 	h.start()
 	h.awaitReady()
 	return h
-}
-
-// freeAddress is an address on loopback that nobody listened on a moment ago.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // command is the command that runs the host.
@@ -113,26 +89,14 @@ func (h *host) start() {
 // startCommand is start with a command of one's own.
 func (h *host) startCommand(cmd *exec.Cmd) {
 	h.t.Helper()
-	log, exited := &logBuffer{}, make(chan struct{})
+	log := &proc.Log{}
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		h.t.Fatal(err)
-	}
-	h.cmd, h.log, h.exited = cmd, log, exited
-	go func() {
-		h.err = cmd.Wait()
-		close(exited)
-	}()
+	p := proc.Start(h.t, cmd)
+	h.cmd, h.log = p, log
 	h.t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-exited:
-		case <-time.After(patience):
-			cmd.Process.Kill()
-			<-exited
-		}
+		p.Stop(patience)
 		if h.t.Failed() && h.log == log {
-			h.t.Logf("log of the host:\n%s", log.tail(60))
+			h.t.Logf("log of the host:\n%s", log.Tail(60))
 		}
 	})
 }
@@ -141,10 +105,8 @@ func (h *host) startCommand(cmd *exec.Cmd) {
 func (h *host) awaitReady() {
 	h.t.Helper()
 	eventually(h.t, "the host is ready", func() error {
-		select {
-		case <-h.exited:
-			h.t.Fatalf("the host ended: %v\n%s", h.err, h.log.tail(20))
-		default:
+		if h.cmd.Ended() {
+			h.t.Fatalf("the host ended: %v\n%s", h.cmd.ProcessState, h.log.Tail(20))
 		}
 		_, err := h.get("/readyz")
 		return err
@@ -153,19 +115,7 @@ func (h *host) awaitReady() {
 
 // get asks the health address.
 func (h *host) get(path string) (string, error) {
-	resp, err := http.Get("http://" + h.health + path)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return string(body), fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
-	}
-	return string(body), nil
+	return proc.Get(http.DefaultClient, "http://"+h.health+path)
 }
 
 // signal sends the process a signal.
@@ -179,10 +129,8 @@ func (h *host) signal(sig os.Signal) {
 // wait waits for the process to end, and returns its exit code.
 func (h *host) wait() int {
 	h.t.Helper()
-	select {
-	case <-h.exited:
-	case <-time.After(patience):
-		h.t.Fatalf("the host goes on after %s\n%s", patience, h.log.tail(40))
+	if !h.cmd.EndsWithin(patience) {
+		h.t.Fatalf("the host goes on after %s\n%s", patience, h.log.Tail(40))
 	}
 	return h.cmd.ProcessState.ExitCode()
 }
@@ -192,7 +140,7 @@ func (h *host) stop() {
 	h.t.Helper()
 	h.signal(syscall.SIGTERM)
 	if code := h.wait(); code != 0 {
-		h.t.Fatalf("after SIGTERM the host exited with %d\n%s", code, h.log.tail(40))
+		h.t.Fatalf("after SIGTERM the host exited with %d\n%s", code, h.log.Tail(40))
 	}
 }
 
@@ -205,20 +153,13 @@ type result struct {
 	code           int
 }
 
-// exec runs a program and returns what it left, whatever that is.
+// execute runs a program and returns what it left, whatever that is.
 func execute(t testing.TB, stdin string, env []string, name string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, bin(t, name), args...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	cmd.Env = append(os.Environ(), env...)
-	err := cmd.Run()
-	if cmd.ProcessState == nil {
-		t.Fatalf("%s %s: %v", name, strings.Join(args, " "), err)
-	}
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	cmd := exec.CommandContext(t.Context(), bin(t, name), args...)
+	cmd.Stdin, cmd.Env = strings.NewReader(stdin), append(os.Environ(), env...)
+	stdout, stderr, code := proc.Run(t, patience, cmd)
+	return result{stdout, stderr, code}
 }
 
 // tenantctl runs tenantctl against the host.
@@ -294,39 +235,5 @@ func client(t testing.TB, kubeconfig string) *kubernetes.Clientset {
 // eventually repeats check until it succeeds.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-}
-
-// logBuffer keeps what a process writes.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-// tail returns the last n lines.
-func (b *logBuffer) tail(n int) string {
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+	proc.Eventually(t, patience, 100*time.Millisecond, what, check)
 }

@@ -107,7 +107,7 @@ func TestHosts(t *testing.T) {
 		d := newMember(t, test.name, "127.0.0.5", "--join", a.listen, "--join-token-file", test.token)
 		d.start()
 		if code := d.wait(); code == 0 || !strings.Contains(strings.ToLower(d.log.String()), test.want) {
-			t.Errorf("a join that must not be ended with %d, without %q:\n%s", code, test.want, d.log.tail(5))
+			t.Errorf("a join that must not be ended with %d, without %q:\n%s", code, test.want, d.log.Tail(5))
 		}
 		if _, err := os.Stat(filepath.Join(d.dir, "installation.json")); err == nil {
 			t.Error("what could not join thinks that it is part of an installation")
@@ -123,7 +123,7 @@ func TestHosts(t *testing.T) {
 		}
 		d.start()
 		if code := d.wait(); code == 0 || !strings.Contains(d.log.String(), want) {
-			t.Errorf("a join that must not be ended with %d, without %q:\n%s", code, want, d.log.tail(5))
+			t.Errorf("a join that must not be ended with %d, without %q:\n%s", code, want, d.log.Tail(5))
 		}
 	}
 	a.awaitHosts("host-a", "host-b", "host-c")
@@ -165,7 +165,7 @@ func TestHosts(t *testing.T) {
 	})
 	a.mustTenantctl("host", "remove", "host-c", "--yes", "--timeout", patience.String())
 	if code := c.wait(); code == 0 || !strings.Contains(c.log.String(), "was removed") {
-		t.Errorf("the removed host ended with %d:\n%s", code, c.log.tail(5))
+		t.Errorf("the removed host ended with %d:\n%s", code, c.log.Tail(5))
 	}
 	a.awaitHosts("host-a", "host-b")
 	mustKubectl(t, kubeconfig, "", append(b.at("acme"), "get", "configmap", "survived")...)

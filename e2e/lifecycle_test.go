@@ -784,11 +784,9 @@ func (h *host) noPanics() {
 func (h *host) awaitStopping() {
 	h.t.Helper()
 	eventually(h.t, "the host is stopping", func() error {
-		select {
-		case <-h.exited:
+		if h.cmd.Ended() {
 			h.t.Error("the host ended with requests under way")
 			return nil
-		default:
 		}
 		if reason, err := h.get("/readyz"); err == nil || !strings.Contains(reason, "stopping") {
 			return fmt.Errorf("it says %q, %v", reason, err)

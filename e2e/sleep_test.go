@@ -190,7 +190,7 @@ func testAsleepOverRestart(t *testing.T, h *host) {
 	h.awaitAsleep("later")
 	h.awaitTenant("acme")
 	if log := h.log.String(); strings.Contains(log, "tenant wakes") || strings.Contains(log, `"control plane is ready" tenant=later`) {
-		t.Errorf("the tenant was started with the host:\n%s", h.log.tail(40))
+		t.Errorf("the tenant was started with the host:\n%s", h.log.Tail(40))
 	}
 	if got := mustKubectl(t, kubeconfig, "", "get", "configmap", "first", "-o", "jsonpath={.data}"); !strings.Contains(got, "kept") {
 		t.Errorf("after the restart the tenant woke with %q", got)

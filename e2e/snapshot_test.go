@@ -184,7 +184,7 @@ func TestMajorityLost(t *testing.T) {
 	a.start()
 	eventually(t, "the host says what to do", func() error {
 		if !strings.Contains(a.log.String(), "if they are gone for good, make a snapshot") {
-			return errors.New(a.log.tail(3))
+			return errors.New(a.log.Tail(3))
 		}
 		return nil
 	})

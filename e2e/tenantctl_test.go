@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // TestTenantctl runs what users type: tenantctl, and kubectl on the system plane.
@@ -232,7 +233,7 @@ func testMistakes(t *testing.T, h *host) {
 	}
 	h.fails(1, []string{"not the system plane that the kubeconfig is for", "admin.kubeconfig"}, "list", "--kubeconfig", weak)
 	// A host that is not there.
-	raw = strings.ReplaceAll(raw, h.listen, freeAddress(t))
+	raw = strings.ReplaceAll(raw, h.listen, proc.FreeAddress(t))
 	if err := os.WriteFile(weak, []byte(raw), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -648,9 +649,8 @@ func TestDemoInterruptedEarly(t *testing.T) {
 type demo struct {
 	t      *testing.T
 	dir    string
-	cmd    *exec.Cmd
-	output *logBuffer
-	exited chan struct{}
+	cmd    *proc.Process
+	output *proc.Log
 }
 
 func startDemo(t *testing.T) *demo {
@@ -663,24 +663,18 @@ func startDemo(t *testing.T) *demo {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(parent) })
-	d := &demo{t: t, dir: filepath.Join(parent, "d"), output: &logBuffer{}, exited: make(chan struct{})}
-	d.cmd = exec.Command("sh", "e2e/demo.sh")
-	d.cmd.Dir = ".."
-	d.cmd.Env = append(os.Environ(), "DEMO_DIR="+d.dir, "DEMO_LISTEN="+freeAddress(t), "DEMO_HEALTH="+freeAddress(t))
-	d.cmd.Stdout, d.cmd.Stderr = d.output, d.output
-	d.cmd.WaitDelay = time.Minute // the host has none of its pipes
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		d.cmd.Wait()
-		close(d.exited)
-	}()
+	d := &demo{t: t, dir: filepath.Join(parent, "d"), output: &proc.Log{}}
+	cmd := exec.Command("sh", "e2e/demo.sh")
+	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "DEMO_DIR="+d.dir, "DEMO_LISTEN="+proc.FreeAddress(t), "DEMO_HEALTH="+proc.FreeAddress(t))
+	cmd.Stdout, cmd.Stderr = d.output, d.output
+	cmd.WaitDelay = time.Minute // the host has none of its pipes
+	d.cmd = proc.Start(t, cmd)
 	t.Cleanup(func() {
 		d.cmd.Process.Signal(syscall.SIGTERM)
-		<-d.exited
+		<-d.cmd.Exited
 		if t.Failed() {
-			t.Logf("the demo:\n%s", d.output.tail(60))
+			t.Logf("the demo:\n%s", d.output.Tail(60))
 		}
 	})
 	return d
@@ -690,10 +684,8 @@ func startDemo(t *testing.T) *demo {
 func (d *demo) await(text string) {
 	d.t.Helper()
 	eventually(d.t, "the demo says "+text, func() error {
-		select {
-		case <-d.exited:
+		if d.cmd.Ended() {
 			d.t.Fatalf("the demo ended: %s\n%s", d.cmd.ProcessState, d.output)
-		default:
 		}
 		if !strings.Contains(d.output.String(), text) {
 			return io.EOF
@@ -721,16 +713,14 @@ func (d *demo) interrupt() {
 	if err := d.cmd.Process.Signal(os.Interrupt); err != nil {
 		d.t.Fatal(err)
 	}
-	select {
-	case <-d.exited:
-	case <-time.After(patience):
+	if !d.cmd.EndsWithin(patience) {
 		d.t.Fatalf("the demo goes on after Ctrl-C:\n%s", d.output)
 	}
 	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
 		d.t.Errorf("the demo exits with %d:\n%s", code, d.output)
 	}
 	if !strings.HasSuffix(d.output.String(), "== Cleaned up: "+d.dir+" is gone\n") {
-		d.t.Errorf("the demo's last words are:\n%s", d.output.tail(3))
+		d.t.Errorf("the demo's last words are:\n%s", d.output.Tail(3))
 	}
 	if _, err := os.Stat(d.dir); !os.IsNotExist(err) {
 		d.t.Errorf("the demo's directory is left: %v", err)

@@ -4,7 +4,6 @@
 package hostile
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -17,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +35,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tenantd/tenantd/api/v1alpha1"
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 const (
@@ -254,8 +253,8 @@ func (b *bystanders) during(t *testing.T, attack func(*testing.T)) {
 	dialled := b.decoys.count()
 	defer func() {
 		t.Helper()
-		if b.daemon.ended() {
-			t.Fatalf("the daemon ended: %v\n%s", b.daemon.err, b.daemon.log.tail(60))
+		if b.daemon.cmd.Ended() {
+			t.Fatalf("the daemon ended: %v\n%s", b.daemon.cmd.ProcessState, b.daemon.log.Tail(60))
 		}
 		if now := b.daemon.cmd.Process.Pid; now != pid {
 			t.Errorf("the daemon is process %d, and was %d", now, pid)
@@ -511,10 +510,8 @@ type daemon struct {
 	health string
 	args   []string // further arguments
 
-	cmd    *exec.Cmd
-	exited chan struct{} // closed after the process has ended
-	err    error         // what it ended with; valid after exited
-	log    *logBuffer
+	cmd *proc.Process
+	log *proc.Log
 }
 
 // startDaemon starts a daemon that ends with the test, in order.
@@ -534,16 +531,16 @@ func newDaemon(t *testing.T, args ...string) *daemon {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	d := &daemon{dir: filepath.Join(dir, "data"), listen: freeAddress(t), health: freeAddress(t), args: args}
+	d := &daemon{dir: filepath.Join(dir, "data"), listen: proc.FreeAddress(t), health: proc.FreeAddress(t), args: args}
 	t.Cleanup(func() {
 		if d.cmd == nil {
 			return
 		}
-		if !d.ended() {
+		if !d.cmd.Ended() {
 			d.stop(t)
 		}
 		if t.Failed() {
-			t.Logf("log of the daemon:\n%s", d.log.tail(60))
+			t.Logf("log of the daemon:\n%s", d.log.Tail(60))
 		}
 	})
 	return d
@@ -561,25 +558,12 @@ func (d *daemon) start(t *testing.T) {
 		"--health-listen", d.health, "--domain", domain, "--name", "host-a",
 	}, d.args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	log, exited := &logBuffer{}, make(chan struct{})
+	log := &proc.Log{Without: "took too long"} // etcd says so of a slow disk
 	cmd.Stdout, cmd.Stderr = log, log
-	began := make(chan error)
-	go func() {
-		runtime.LockOSThread() // the daemon ends with this thread
-		err := cmd.Start()
-		began <- err
-		if err == nil {
-			d.err = cmd.Wait()
-			close(exited)
-		}
-	}()
-	if err := <-began; err != nil {
-		t.Fatal(err)
-	}
-	d.cmd, d.log, d.exited = cmd, log, exited
+	d.cmd, d.log = proc.Start(t, cmd), log
 	eventually(t, "the daemon is ready", func() error {
-		if d.ended() {
-			t.Fatalf("the daemon ended: %v\n%s", d.err, log.tail(40))
+		if d.cmd.Ended() {
+			t.Fatalf("the daemon ended: %v\n%s", d.cmd.ProcessState, log.Tail(40))
 		}
 		_, err := d.get("/readyz")
 		return err
@@ -592,42 +576,18 @@ func (d *daemon) stop(t testing.TB) {
 	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatalf("stop the daemon: %v", err)
 	}
-	select {
-	case <-d.exited:
-	case <-time.After(patience):
-		d.cmd.Process.Kill()
-		<-d.exited
-		t.Fatalf("the daemon went on for %s after SIGTERM\n%s", patience, d.log.tail(40))
+	if !d.cmd.EndsWithin(patience) {
+		d.cmd.Kill()
+		t.Fatalf("the daemon went on for %s after SIGTERM\n%s", patience, d.log.Tail(40))
 	}
 	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
-		t.Fatalf("after SIGTERM the daemon exited with %d\n%s", code, d.log.tail(40))
-	}
-}
-
-func (d *daemon) ended() bool {
-	select {
-	case <-d.exited:
-		return true
-	default:
-		return false
+		t.Fatalf("after SIGTERM the daemon exited with %d\n%s", code, d.log.Tail(40))
 	}
 }
 
 // get asks the health address.
 func (d *daemon) get(path string) (string, error) {
-	resp, err := http.Get("http://" + d.health + path)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return string(body), fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
-	}
-	return string(body), nil
+	return proc.Get(http.DefaultClient, "http://"+d.health+path)
 }
 
 // metric is the value of a tenant's metric, empty if there is none.
@@ -796,25 +756,7 @@ func (d *decoys) since(n int) []string {
 // bin is the path of a program that make has built.
 func bin(t testing.TB, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "..", "bin", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("%v: build it with `make bin/%s`; `make test` does", err, name)
-	}
-	return path
-}
-
-// freeAddress is an address on loopback that nobody listened on a moment ago.
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
+	return proc.Built(t, filepath.Join("..", "..", "bin", name))
 }
 
 // result is what a command left.
@@ -826,17 +768,10 @@ type result struct {
 // execute runs a program and returns what it left, whatever that is.
 func execute(t testing.TB, stdin string, env []string, path string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, path, args...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	cmd.Env = append(os.Environ(), env...)
-	err := cmd.Run()
-	if cmd.ProcessState == nil {
-		t.Fatalf("%s %s: %v", filepath.Base(path), strings.Join(args, " "), err)
-	}
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	cmd := exec.Command(path, args...)
+	cmd.Stdin, cmd.Env = strings.NewReader(stdin), append(os.Environ(), env...)
+	stdout, stderr, code := proc.Run(t, 2*patience, cmd)
+	return result{stdout, stderr, code}
 }
 
 // contains fails the test if text lacks one of want.
@@ -852,44 +787,8 @@ func contains(t testing.TB, what, text string, want ...string) {
 // eventually repeats check until it succeeds.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	proc.Eventually(t, patience, 50*time.Millisecond, what, check)
 }
 
 // sortedKeys are a map's keys in order, so that tests do the same each time.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-// logBuffer keeps what a process writes.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-// tail returns the last n lines, without those about a slow disk.
-func (b *logBuffer) tail(n int) string {
-	lines := slices.DeleteFunc(strings.Split(strings.TrimRight(b.String(), "\n"), "\n"), func(line string) bool {
-		return strings.Contains(line, "took too long")
-	})
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}

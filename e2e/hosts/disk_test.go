@@ -131,7 +131,7 @@ func testSlowDisk(t *testing.T, in *installation) {
 	end()
 	for _, h := range in.hosts {
 		if !h.running() {
-			t.Errorf("%s ended: %v\n%s", h.name, h.cmd.ProcessState, h.log.tail(20))
+			t.Errorf("%s ended: %v\n%s", h.name, h.cmd.ProcessState, h.log.Tail(20))
 		}
 	}
 	for _, op := range h.soFar() {
@@ -181,9 +181,9 @@ func testFullDisk(t *testing.T, in *installation) {
 		t.Errorf("%s, whose disk is full, ended with exit code 0", victim.name)
 	}
 	if said := victim.log.String()[mark:]; !strings.Contains(said, syscall.ENOSPC.Error()) || !strings.Contains(said, "free space") {
-		t.Errorf("%s does not say what to do:\n%s", victim.name, victim.log.tail(10))
+		t.Errorf("%s does not say what to do:\n%s", victim.name, victim.log.Tail(10))
 	}
-	t.Logf("on a full disk it says: %s", victim.log.tail(1))
+	t.Logf("on a full disk it says: %s", victim.log.Tail(1))
 	in.failover(t, h, "fill the disk of a host", at, theirs, others)
 
 	// Started again, as systemd would, it leaves the disk alone and says why.
@@ -193,9 +193,9 @@ func testFullDisk(t *testing.T, in *installation) {
 		t.Errorf("%s, started on a full disk, ended with exit code 0", victim.name)
 	}
 	if said := victim.log.String()[mark:]; !strings.Contains(said, syscall.ENOSPC.Error()) {
-		t.Errorf("%s does not say what to do:\n%s", victim.name, victim.log.tail(10))
+		t.Errorf("%s does not say what to do:\n%s", victim.name, victim.log.Tail(10))
 	}
-	t.Logf("started on a full disk it says: %s", bytes.TrimSpace([]byte(victim.log.tail(1))))
+	t.Logf("started on a full disk it says: %s", bytes.TrimSpace([]byte(victim.log.Tail(1))))
 	d.clear(t)
 	victim.start(t)
 	victim.awaitReady(t)

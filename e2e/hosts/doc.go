@@ -4,7 +4,7 @@
 // Package hosts tests one installation of several hosts: joining, routing, moving,
 // and what happens when hosts are killed, frozen, cut off, restarted or upgraded. Hosts
 // are the programs that make has built. It imports no package of ours but the API's
-// types.
+// types, and proc, which knows nothing of tenantd.
 //
 // `make e2e-hosts` builds the programs into bin and runs these tests, as root. The
 // test binary starts itself again in a lab, which is a PID, mount and network

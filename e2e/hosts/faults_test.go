@@ -203,7 +203,7 @@ func testPartition(t *testing.T, in *installation) {
 		})
 		eventually(t, "its controllers work", func() error { return in.controllersOn(t, x, when, heir) })
 		if !victim.running() {
-			t.Fatalf("%s ended: %v\n%s", victim.name, victim.cmd.ProcessState, victim.log.tail(20))
+			t.Fatalf("%s ended: %v\n%s", victim.name, victim.cmd.ProcessState, victim.log.Tail(20))
 		}
 		if err := victim.probe("/livez"); err != nil {
 			t.Errorf("%s, cut off: %v", victim.name, err)
@@ -407,7 +407,7 @@ func testQuorumLost(t *testing.T, in *installation) {
 	default:
 	}
 	if !left.running() {
-		t.Fatalf("%s ended: %v\n%s", left.name, left.cmd.ProcessState, left.log.tail(20))
+		t.Fatalf("%s ended: %v\n%s", left.name, left.cmd.ProcessState, left.log.Tail(20))
 	}
 	if err := left.probe("/livez"); err != nil {
 		t.Errorf("without a majority: %v", err)

@@ -81,7 +81,7 @@ func testJoin(t *testing.T, in *installation, b, c *host) {
 		if said := c.log.String()[mark:]; !strings.Contains(said, refused.says) {
 			t.Errorf("%s: tenantd does not say %q:\n%s", refused.name, refused.says, said)
 		} else {
-			t.Logf("%s: %s", refused.name, c.log.tail(1))
+			t.Logf("%s: %s", refused.name, c.log.Tail(1))
 		}
 		if after := in.membership(t, a); !slices.Equal(before, after) {
 			t.Errorf("%s: the installation was\n%q, and now is\n%q", refused.name, before, after)
@@ -98,7 +98,7 @@ func testJoin(t *testing.T, in *installation, b, c *host) {
 	eventually(t, "what the join brought is on the disk", func() error {
 		_, err := os.Stat(filepath.Join(c.dir, "peer.crt"))
 		if err != nil && !c.running() {
-			t.Fatalf("%s ended: %v\n%s", c.name, c.cmd.ProcessState, c.log.tail(20))
+			t.Fatalf("%s ended: %v\n%s", c.name, c.cmd.ProcessState, c.log.Tail(20))
 		}
 		return err
 	})

@@ -6,24 +6,23 @@
 package hosts
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 const (
@@ -77,8 +76,7 @@ type host struct {
 
 // process is the tenantd that runs, or ran last. The zero value is none.
 type process struct {
-	cmd    *exec.Cmd
-	exited chan struct{} // closed after it has ended
+	cmd    *proc.Process
 	frozen bool
 }
 
@@ -119,36 +117,18 @@ func (h *host) start(t testing.TB, args ...string) {
 	cmd := exec.Command("nsenter", args...)
 	cmd.Stdout, cmd.Stderr = h.log, h.log
 	fmt.Fprintf(h.log, "--- %s starts\n", h.name)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	exited := make(chan struct{})
-	h.process = process{cmd: cmd, exited: exited}
-	go func() {
-		cmd.Wait() // what it ended with is in cmd
-		close(exited)
-	}()
+	h.process = process{cmd: proc.Start(t, cmd)}
 }
 
 // running reports whether tenantd runs.
-func (h *host) running() bool {
-	if h.cmd == nil {
-		return false
-	}
-	select {
-	case <-h.exited:
-		return false
-	default:
-		return true
-	}
-}
+func (h *host) running() bool { return h.cmd != nil && !h.cmd.Ended() }
 
 // awaitReady waits until /readyz says so.
 func (h *host) awaitReady(t testing.TB) {
 	t.Helper()
 	eventually(t, h.name+" is ready", func() error {
 		if !h.running() {
-			t.Fatalf("%s ended: %v\n%s", h.name, h.cmd.ProcessState, h.log.tail(20))
+			t.Fatalf("%s ended: %v\n%s", h.name, h.cmd.ProcessState, h.log.Tail(20))
 		}
 		return h.probe("/readyz")
 	})
@@ -157,17 +137,8 @@ func (h *host) awaitReady(t testing.TB) {
 // probe asks the health address.
 func (h *host) probe(path string) error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get("http://" + h.address + ":8080" + path)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s of %s: %s: %s", path, h.name, resp.Status, bytes.TrimSpace(body))
+	if _, err := proc.Get(&client, "http://"+h.address+":8080"+path); err != nil {
+		return fmt.Errorf("%s: %w", h.name, err)
 	}
 	return nil
 }
@@ -175,10 +146,9 @@ func (h *host) probe(path string) error {
 // kill ends tenantd without warning.
 func (h *host) kill(t testing.TB) {
 	t.Helper()
-	if err := h.cmd.Process.Kill(); err != nil {
+	if err := h.cmd.Kill(); err != nil {
 		t.Fatalf("kill %s: %v", h.name, err)
 	}
-	<-h.exited
 	fmt.Fprintf(h.log, "--- %s was killed\n", h.name)
 }
 
@@ -204,17 +174,15 @@ func (h *host) stop(t testing.TB) {
 	t.Helper()
 	h.cmd.Process.Signal(syscall.SIGTERM) // if it has ended by itself, the exit code says so
 	if code := h.wait(t); code != 0 {
-		t.Fatalf("after SIGTERM %s exited with %d\n%s", h.name, code, h.log.tail(20))
+		t.Fatalf("after SIGTERM %s exited with %d\n%s", h.name, code, h.log.Tail(20))
 	}
 }
 
 // wait waits until tenantd has ended and returns its exit code.
 func (h *host) wait(t testing.TB) int {
 	t.Helper()
-	select {
-	case <-h.exited:
-	case <-time.After(patience):
-		t.Fatalf("%s goes on after %s\n%s", h.name, patience, h.log.tail(20))
+	if !h.cmd.EndsWithin(patience) {
+		t.Fatalf("%s goes on after %s\n%s", h.name, patience, h.log.Tail(20))
 	}
 	return h.cmd.ProcessState.ExitCode()
 }
@@ -222,8 +190,7 @@ func (h *host) wait(t testing.TB) int {
 // end ends tenantd whatever state it is in.
 func (h *host) end() {
 	if h.running() {
-		h.cmd.Process.Kill()
-		<-h.exited
+		h.cmd.Kill()
 	}
 }
 
@@ -325,11 +292,7 @@ func (h *host) mustTenantctl(t testing.TB, args ...string) string {
 // bin is the path of a program that make has built.
 func bin(t testing.TB, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "..", "bin", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return proc.Built(t, filepath.Join("..", "..", "bin", name))
 }
 
 // result is what a command left.
@@ -345,15 +308,8 @@ func execute(t testing.TB, cmd *exec.Cmd, input ...string) result {
 	if len(input) > 0 {
 		cmd.Stdin = strings.NewReader(strings.Join(input, ""))
 	}
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	late := time.AfterFunc(2*patience, func() { cmd.Process.Kill() })
-	defer late.Stop()
-	cmd.Wait() // the exit code says it
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	stdout, stderr, code := proc.Run(t, 2*patience, cmd)
+	return result{stdout, stderr, code}
 }
 
 // must is the output of a command that must have succeeded.
@@ -368,43 +324,14 @@ func (r result) must(t testing.TB, what string) string {
 // eventually repeats check until it succeeds.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+	proc.Eventually(t, patience, 100*time.Millisecond, what, check)
 }
 
-// logBuffer keeps what a process writes.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
+// logBuffer keeps what a host's processes write, one after the other.
+type logBuffer struct{ proc.Log }
 
 // mark is a place in the log, for since.
-func (b *logBuffer) mark() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Len()
-}
+func (b *logBuffer) mark() int { return len(b.String()) }
 
 // says waits until the log has said something since a mark.
 func (b *logBuffer) says(t testing.TB, mark int, words ...string) {
@@ -421,10 +348,4 @@ func (b *logBuffer) says(t testing.TB, mark int, words ...string) {
 		}
 		return errors.New("it does not")
 	})
-}
-
-// tail returns the last n lines.
-func (b *logBuffer) tail(n int) string {
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }

@@ -218,9 +218,9 @@ func testDrainAndRemove(t *testing.T, in *installation) {
 		t.Errorf("%s, removed, ended with exit code 0", gone.name)
 	}
 	if said := gone.log.String()[mark:]; !strings.Contains(said, "removed") {
-		t.Errorf("%s does not say that it was removed:\n%s", gone.name, gone.log.tail(10))
+		t.Errorf("%s does not say that it was removed:\n%s", gone.name, gone.log.Tail(10))
 	}
-	t.Logf("the removed host's last words: %s", gone.log.tail(1))
+	t.Logf("the removed host's last words: %s", gone.log.Tail(1))
 	h.awaitAnswers(t, h.now(), in.tenants, others...)
 
 	// With its old disk it is nobody.
@@ -228,7 +228,7 @@ func testDrainAndRemove(t *testing.T, in *installation) {
 	if code := gone.wait(t); code == 0 {
 		t.Errorf("%s, removed and started again, ended with exit code 0", gone.name)
 	}
-	t.Logf("started again, it says: %s", gone.log.tail(1))
+	t.Logf("started again, it says: %s", gone.log.Tail(1))
 	gone.wipe(t)
 	in.join(t, gone, others[1], via.token(t))
 	in.recover(t, h)

@@ -139,7 +139,7 @@ func (in *installation) testMixed(t *testing.T, h *history, later, earlier *host
 	if said := joins.log.String()[mark:]; !strings.Contains(said, "host "+earlier.name) || !strings.Contains(said, "upgrade that host first") {
 		t.Errorf("it is not said which host is to be upgraded:\n%s", said)
 	}
-	t.Logf("a later host that joins by an earlier one: %s", joins.log.tail(1))
+	t.Logf("a later host that joins by an earlier one: %s", joins.log.Tail(1))
 	in.join(t, joins, later, token)
 	earlier.mustTenantctl(t, "host", "remove", joins.name, "--yes", "--timeout", patience.String())
 	began := time.Now()

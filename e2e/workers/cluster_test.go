@@ -8,8 +8,6 @@ package workers
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -177,23 +175,6 @@ func (c *cluster) awaitNodes(workers ...*machine) {
 			return fmt.Errorf("it is not\n%s", m.journal("kubelet", 20))
 		})
 	}
-}
-
-// get wants a page.
-func get(url string) error {
-	resp, err := http.Get(url)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s: %s", url, resp.Status, body)
-	}
-	return nil
 }
 
 // join joins a machine to the cluster with the line that tenantctl prints.

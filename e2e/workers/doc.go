@@ -3,8 +3,8 @@
 
 // Package workers tests tenants with real workers: machines that run systemd,
 // containerd, upstream's kubelet, kubeadm and kube-proxy, and pods. It imports no
-// package of ours but the API's types, so that nothing works here that would not
-// work for a user.
+// package of ours but the API's types, and proc and images, which know nothing of
+// tenantd, so that nothing works here that would not work for a user.
 //
 // `make e2e` builds the programs into bin and runs these tests, as root; `make
 // e2e-failover` runs TestHosts, which has three hosts. Nothing

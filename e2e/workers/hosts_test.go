@@ -372,8 +372,7 @@ func testKill(in *installation) {
 	victim := in.hosts[0] // the one that tenant-proxy was told of, and the name's first
 	// Whoever connects to it is refused at once, and goes elsewhere.
 	in.lose("kill", victim, 0, func() {
-		victim.cmd.Process.Kill()
-		<-victim.exited
+		victim.cmd.Kill()
 	}, func() {
 		// kubectl by itself tries all addresses of a name, of which this is one.
 		if err := in.reach("--server=https://" + in.tenant.hostname); err != nil {

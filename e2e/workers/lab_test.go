@@ -6,9 +6,9 @@
 package workers
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tenantd/tenantd/e2e/proc"
 	"github.com/tenantd/tenantd/e2e/workers/images"
 )
 
@@ -56,15 +57,8 @@ type lab struct {
 
 // enterLab makes the namespaces that this process is the first of into a lab.
 func enterLab(dir string) error {
-	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("have mounts of its own: %w", err)
-	}
-	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
-		return fmt.Errorf("mount /proc of the lab: %w", err)
-	}
-	// For the names of network namespaces, which `ip netns` keeps there.
-	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
-		return fmt.Errorf("mount /run of the lab: %w", err)
+	if err := proc.EnterLab(); err != nil {
+		return err
 	}
 	// An overlay's upper directory may not lie on the file system that is its lower.
 	changes := filepath.Join(dir, "changes")
@@ -247,14 +241,13 @@ type host struct {
 	name    string
 	address string
 	dir     string
-	log     *logBuffer
+	log     *proc.Log
 	*daemon
 }
 
 // daemon is what all users of a host share.
 type daemon struct {
-	cmd    *exec.Cmd
-	exited chan struct{} // closed after the process has ended
+	cmd *proc.Process
 }
 
 const hostAddress = "10.77.0.10"
@@ -271,7 +264,7 @@ func (l *lab) newHost() *host {
 // hostAt makes a machine for a host, which does not run yet.
 func (l *lab) hostAt(name, address string) *host {
 	l.t.Helper()
-	h := &host{t: l.t, lab: l, name: name, address: address, dir: filepath.Join(l.dir, name), log: &logBuffer{}, daemon: &daemon{}}
+	h := &host{t: l.t, lab: l, name: name, address: address, dir: filepath.Join(l.dir, name), log: &proc.Log{}, daemon: &daemon{}}
 	l.ip("netns", "add", name)
 	l.t.Cleanup(func() { exec.Command("ip", "netns", "delete", name).Run() })
 	l.plug(name, name, address)
@@ -291,34 +284,20 @@ func (h *host) start(args ...string) {
 	cmd := exec.Command("nsenter", append([]string{"--net=/run/netns/" + h.name, bin(h.t, "tenantd"), "run", "--data-dir", h.dir, "--domain", domain,
 		"--name", h.name, "--listen", h.address + ":443", "--advertise-address", h.address + ":443", "--health-listen", h.address + ":8080"}, args...)...)
 	cmd.Stdout, cmd.Stderr = h.log, h.log
-	if err := cmd.Start(); err != nil {
-		h.t.Fatal(err)
-	}
-	exited := make(chan struct{})
-	h.cmd, h.exited = cmd, exited
-	go func() {
-		cmd.Wait() // what it ended with is in cmd
-		close(exited)
-	}()
+	p := proc.Start(h.t, cmd)
+	h.cmd = p
 	h.lab.t.Cleanup(func() {
-		cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-exited:
-		case <-time.After(patience):
-			cmd.Process.Kill()
-			<-exited
-		}
+		p.Stop(patience)
 		if h.lab.t.Failed() {
-			h.lab.t.Logf("log of %s:\n%s", h.name, h.log.tail(60))
+			h.lab.t.Logf("log of %s:\n%s", h.name, h.log.Tail(60))
 		}
 	})
 	eventually(h.t, "the host is ready", func() error {
-		select {
-		case <-exited:
-			h.t.Fatalf("the host ended: %v\n%s", cmd.ProcessState, h.log.tail(20))
-		default:
+		if p.Ended() {
+			h.t.Fatalf("the host ended: %v\n%s", p.ProcessState, h.log.Tail(20))
 		}
-		return get("http://" + h.address + ":8080/readyz")
+		_, err := proc.Get(http.DefaultClient, "http://"+h.address+":8080/readyz")
+		return err
 	})
 }
 
@@ -326,13 +305,11 @@ func (h *host) start(args ...string) {
 func (h *host) stop() {
 	h.t.Helper()
 	h.cmd.Process.Signal(syscall.SIGTERM) // if it has ended by itself, the exit code says so
-	select {
-	case <-h.exited:
-	case <-time.After(patience):
-		h.t.Fatalf("the host goes on after %s\n%s", patience, h.log.tail(40))
+	if !h.cmd.EndsWithin(patience) {
+		h.t.Fatalf("the host goes on after %s\n%s", patience, h.log.Tail(40))
 	}
 	if code := h.cmd.ProcessState.ExitCode(); code != 0 {
-		h.t.Fatalf("after SIGTERM the host exited with %d\n%s", code, h.log.tail(40))
+		h.t.Fatalf("after SIGTERM the host exited with %d\n%s", code, h.log.Tail(40))
 	}
 }
 
@@ -353,11 +330,7 @@ func (h *host) mustTenantctl(args ...string) string {
 // bin is the path of a program that make has built.
 func bin(t testing.TB, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "..", "bin", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return proc.Built(t, filepath.Join("..", "..", "bin", name))
 }
 
 // result is what a command left.
@@ -373,17 +346,10 @@ func execute(t testing.TB, cmd *exec.Cmd, input ...string) result {
 	if len(input) > 0 {
 		cmd.Stdin = strings.NewReader(strings.Join(input, ""))
 	}
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	// Children of it that live on must not make it wait.
 	cmd.WaitDelay = time.Second
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	late := time.AfterFunc(2*patience, func() { cmd.Process.Kill() })
-	defer late.Stop()
-	cmd.Wait() // the exit code says it
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	stdout, stderr, code := proc.Run(t, 2*patience, cmd)
+	return result{stdout, stderr, code}
 }
 
 // must is the output of a command that must have succeeded.
@@ -399,42 +365,8 @@ func (r result) must(t testing.TB, what string) string {
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	start := time.Now()
-	deadline := start.Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			if waited := time.Since(start); waited > 10*time.Second {
-				t.Logf("waited %s until %s", waited.Round(time.Second), what)
-			}
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain until %s: %v", patience, what, err)
-		}
-		time.Sleep(200 * time.Millisecond)
+	proc.Eventually(t, patience, 200*time.Millisecond, what, check)
+	if waited := time.Since(start); waited > 10*time.Second {
+		t.Logf("waited %s until %s", waited.Round(time.Second), what)
 	}
-}
-
-// logBuffer keeps what a process writes.
-type logBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-// tail returns the last n lines.
-func (b *logBuffer) tail(n int) string {
-	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }

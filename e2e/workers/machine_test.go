@@ -20,6 +20,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // blueprint is what a machine is made of.
@@ -343,7 +345,7 @@ func (m *machine) boot() {
 		m.t.Fatal(err)
 	}
 	defer online.Close()
-	console := &logBuffer{}
+	console := &proc.Log{}
 	cmd := exec.Command(self)
 	cmd.Env = []string{machineVariable + "=" + string(config)}
 	cmd.Stdout, cmd.Stderr = console, console

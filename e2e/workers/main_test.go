@@ -11,15 +11,15 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // The test binary is three programs: what `go test` starts, the tests in the lab,
@@ -87,39 +87,8 @@ func runInLab() (int, error) {
 	}
 	defer restore()
 
-	// The parent-death signal comes when the thread ends that started the process.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	self, err := os.Executable()
-	if err != nil {
-		return 1, err
-	}
-	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), labVariable+"="+dir)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
-		Pdeathsig:  syscall.SIGKILL,
-		Setpgid:    true, // Ctrl-C is ours to hear
-	}
-	interrupts := make(chan os.Signal, 1)
-	signal.Notify(interrupts, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	if err := cmd.Start(); err != nil {
-		return 1, fmt.Errorf("make a lab: %w", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	select {
-	case err = <-ended:
-	case s := <-interrupts:
-		cmd.Process.Kill()
-		err = fmt.Errorf("%w: %v", <-ended, s)
-	}
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		return 1, err
-	}
-	return cmd.ProcessState.ExitCode(), cleanUp(dir)
+	code, err := proc.InLab(syscall.CLONE_NEWPID|syscall.CLONE_NEWNS|syscall.CLONE_NEWNET|syscall.CLONE_NEWUTS|syscall.CLONE_NEWIPC, labVariable+"="+dir)
+	return code, errors.Join(err, cleanUp(dir))
 }
 
 // watchers is the kernel's limit of inotify instances, all of root's together, and

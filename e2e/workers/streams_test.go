@@ -20,6 +20,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/tenantd/tenantd/e2e/proc"
 )
 
 // spammer is a pod on a node that writes numbered lines.
@@ -94,7 +96,7 @@ type follow struct {
 	t     testing.TB
 	cmd   *exec.Cmd
 	lines *bufio.Reader
-	err   logBuffer
+	err   proc.Log
 }
 
 // follow starts kubectl to read its output line by line. It is killed when the
