@@ -157,17 +157,8 @@ starting; "tenantctl remove" takes it back.`,
 	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with a Tenant in YAML or JSON; - is standard input")
 	must(cmd.MarkFlagFilename("filename", "yaml", "yml", "json"))
 	cmd.Flags().BoolVar(&asleep, "asleep", false, "do not start it before somebody connects")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the tenant is ready")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultTimeout, "how long to wait")
+	waitFlags(cmd.Flags(), &wait, "wait until the tenant is ready", &timeout, defaultTimeout)
 	return cmd
-}
-
-// positive is about --timeout.
-func positive(timeout time.Duration) error {
-	if timeout <= 0 {
-		return errors.New("--timeout must be more than 0; use --wait=false to not wait at all")
-	}
-	return nil
 }
 
 // readTenant reads a Tenant as it is written, so that a field set to its zero value

@@ -223,6 +223,17 @@ func (p *plane) hosts(ctx context.Context) (*v1alpha1.HostList, error) {
 	return list, nil
 }
 
+// find connects to the system plane and fetches one object there, with the method of
+// plane that gets such ones.
+func find[T any](ctx context.Context, c *cli, get func(*plane, context.Context, string) (*T, error), name string) (*plane, *T, error) {
+	p, err := c.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	object, err := get(p, ctx, name)
+	return p, object, err
+}
+
 // change changes what object, which was just fetched, says on the server.
 func change[T client.Object](ctx context.Context, p *plane, object T, set func()) error {
 	before := object.DeepCopyObject().(T)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -141,6 +142,20 @@ func obstacle(t *v1alpha1.Tenant) string {
 		}
 	}
 	return ""
+}
+
+// waitFlags are those of a command that waits for what it has begun.
+func waitFlags(flags *pflag.FlagSet, wait *bool, what string, timeout *time.Duration, standard time.Duration) {
+	flags.BoolVar(wait, "wait", true, what)
+	flags.DurationVar(timeout, "timeout", standard, "how long to wait")
+}
+
+// positive is about --timeout.
+func positive(timeout time.Duration) error {
+	if timeout <= 0 {
+		return errors.New("--timeout must be more than 0; use --wait=false to not wait at all")
+	}
+	return nil
 }
 
 // await shows the progress of follow and ends it after timeout. notDone says what is then

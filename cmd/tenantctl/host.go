@@ -88,14 +88,7 @@ behind the leader.`,
 			if err != nil {
 				return err
 			}
-			if !output.isTable() {
-				return printList(c.out, output, list)
-			}
-			if len(list.Items) == 0 {
-				fmt.Fprintln(c.err, "There are no hosts.")
-				return nil
-			}
-			return printHosts(c.out, output, list.Items...)
+			return c.showList(output, list, "There are no hosts.", func() error { return printHosts(c.out, output, list.Items...) })
 		}),
 	}
 	output.addTo(cmd)
@@ -114,25 +107,11 @@ say how it is and, while it is drained or removed, what that waits for.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.hostName,
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
+			_, h, err := find(cmd.Context(), c, (*plane).host, args[0])
 			if err != nil {
 				return err
 			}
-			h, err := p.host(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if !output.isTable() {
-				return printObject(c.out, output, h)
-			}
-			if err := printHosts(c.out, output, *h); err != nil {
-				return err
-			}
-			if len(h.Status.Conditions) == 0 {
-				return nil
-			}
-			fmt.Fprintln(c.out)
-			return printConditions(c.out, h.Status.Conditions)
+			return c.show(output, h, h.Status.Conditions, func() error { return printHosts(c.out, output, *h) })
 		}),
 	}
 	output.addTo(cmd)

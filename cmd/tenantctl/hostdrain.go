@@ -38,11 +38,7 @@ is up (exit code 4), or on Ctrl-C, the host stays as it is and goes on draining;
 		ValidArgsFunction: c.hostName,
 		PreRunE:           func(*cobra.Command, []string) error { return positive(timeout) },
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
-			if err != nil {
-				return err
-			}
-			h, err := p.host(cmd.Context(), args[0])
+			p, h, err := find(cmd.Context(), c, (*plane).host, args[0])
 			if err != nil {
 				return err
 			}
@@ -60,8 +56,7 @@ is up (exit code 4), or on Ctrl-C, the host stays as it is and goes on draining;
 			return nil
 		}),
 	}
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until no tenant is left")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultDrainTimeout, "how long to wait")
+	waitFlags(cmd.Flags(), &wait, "wait until no tenant is left", &timeout, defaultDrainTimeout)
 	return cmd
 }
 
@@ -93,11 +88,7 @@ place stay there, unless they wish for this host (tenantctl move).`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.hostName,
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
-			if err != nil {
-				return err
-			}
-			h, err := p.host(cmd.Context(), args[0])
+			p, h, err := find(cmd.Context(), c, (*plane).host, args[0])
 			if err != nil {
 				return err
 			}

@@ -50,11 +50,7 @@ removal goes on.`,
 			return positive(timeout)
 		},
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
-			if err != nil {
-				return err
-			}
-			h, err := p.host(cmd.Context(), args[0])
+			p, h, err := find(cmd.Context(), c, (*plane).host, args[0])
 			if err != nil {
 				return err
 			}
@@ -97,8 +93,7 @@ removal goes on.`,
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVar(&force, "force", false, "the machine is lost and will never come back")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until the host is gone")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultDrainTimeout, "how long to wait")
+	waitFlags(cmd.Flags(), &wait, "wait until the host is gone", &timeout, defaultDrainTimeout)
 	return cmd
 }
 

@@ -45,14 +45,9 @@ Kubernetes version and age. -o wide adds replicas, nodes, storage and memory.`,
 			if err != nil {
 				return err
 			}
-			if output.isTable() {
-				if len(list.Items) == 0 {
-					fmt.Fprintln(c.err, "There are no tenants. Add one: tenantctl add NAME")
-					return nil
-				}
+			return c.showList(output, list, "There are no tenants. Add one: tenantctl add NAME", func() error {
 				return printTenants(c.out, output, list.Items...)
-			}
-			return printList(c.out, output, list)
+			})
 		}),
 	}
 	output.addTo(cmd)
@@ -71,25 +66,11 @@ which say in what respect it is in order and, if it is not, why.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: c.tenantName,
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
+			_, t, err := find(cmd.Context(), c, (*plane).tenant, args[0])
 			if err != nil {
 				return err
 			}
-			t, err := p.tenant(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if !output.isTable() {
-				return printObject(c.out, output, t)
-			}
-			if err := printTenants(c.out, output, *t); err != nil {
-				return err
-			}
-			if len(t.Status.Conditions) == 0 {
-				return nil
-			}
-			fmt.Fprintln(c.out)
-			return printConditions(c.out, t.Status.Conditions)
+			return c.show(output, t, t.Status.Conditions, func() error { return printTenants(c.out, output, *t) })
 		}),
 	}
 	output.addTo(cmd)
@@ -127,6 +108,32 @@ func (o *output) isTable() bool { return *o == outputTable || *o == outputWide }
 func (o *output) addTo(cmd *cobra.Command) {
 	cmd.Flags().VarP(o, "output", "o", "output format: "+strings.Join(outputs(), ", "))
 	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs(), cobra.ShellCompDirectiveNoFileComp)))
+}
+
+// show prints an object in the form that was asked for. A table, which table prints, is
+// followed by the object's conditions.
+func (c *cli) show(o output, object runtime.Object, conditions []metav1.Condition, table func() error) error {
+	if !o.isTable() {
+		return printObject(c.out, o, object)
+	}
+	if err := table(); err != nil || len(conditions) == 0 {
+		return err
+	}
+	fmt.Fprintln(c.out)
+	return printConditions(c.out, conditions)
+}
+
+// showList prints a list in the form that was asked for. In place of a table without
+// rows it says that there are none.
+func (c *cli) showList(o output, list runtime.Object, none string, table func() error) error {
+	switch {
+	case !o.isTable():
+		return printList(c.out, o, list)
+	case meta.LenList(list) == 0:
+		fmt.Fprintln(c.err, none)
+		return nil
+	}
+	return table()
 }
 
 // setType says what an object or a list is, which a decoded one does not.

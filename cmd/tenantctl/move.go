@@ -51,11 +51,7 @@ Ctrl-C, the wish stays.`,
 			return positive(timeout)
 		},
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
-			if err != nil {
-				return err
-			}
-			t, err := p.tenant(cmd.Context(), args[0])
+			p, t, err := find(cmd.Context(), c, (*plane).tenant, args[0])
 			if err != nil {
 				return err
 			}
@@ -89,8 +85,7 @@ Ctrl-C, the wish stays.`,
 	flags := cmd.Flags()
 	flags.StringArrayVar(&to, "to", nil, "host to run the tenant; may be repeated")
 	flags.BoolVar(&anywhere, "anywhere", false, "let the host be chosen by load")
-	flags.BoolVar(&wait, "wait", true, "wait until the tenant is in its new place")
-	flags.DurationVar(&timeout, "timeout", defaultTimeout, "how long to wait")
+	waitFlags(flags, &wait, "wait until the tenant is in its new place", &timeout, defaultTimeout)
 	cmd.MarkFlagsOneRequired("to", "anywhere")
 	cmd.MarkFlagsMutuallyExclusive("to", "anywhere")
 	must(cmd.RegisterFlagCompletionFunc("to", c.hostNames))

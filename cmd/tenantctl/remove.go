@@ -42,11 +42,7 @@ gone. When the time is up (exit code 4), or on Ctrl-C, the removal goes on.`,
 			return errors.Join(c.canConfirm(yes), positive(timeout))
 		},
 		RunE: c.do(func(cmd *cobra.Command, args []string) error {
-			p, err := c.connect()
-			if err != nil {
-				return err
-			}
-			t, err := p.tenant(cmd.Context(), args[0])
+			p, t, err := find(cmd.Context(), c, (*plane).tenant, args[0])
 			if err != nil {
 				return err
 			}
@@ -75,8 +71,7 @@ gone. When the time is up (exit code 4), or on Ctrl-C, the removal goes on.`,
 		}),
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until everything is gone")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultTimeout, "how long to wait")
+	waitFlags(cmd.Flags(), &wait, "wait until everything is gone", &timeout, defaultTimeout)
 	return cmd
 }
 
@@ -110,24 +105,14 @@ func (c *cli) confirm(ctx context.Context, warning, name string) error {
 
 // waitGone waits until the tenant, or a successor of its name, says that t is gone.
 func (c *cli) waitGone(ctx context.Context, p *plane, t *v1alpha1.Tenant, timeout time.Duration) error {
-	waiting, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	progress := c.newProgress(t.Name + ": ")
-	defer progress.close()
-	err := p.followTenant(waiting, t.Name, progress, func(now *v1alpha1.Tenant) (bool, error) {
-		if now == nil || now.UID != t.UID {
-			return true, nil
-		}
-		progress.show(summary(now))
-		return false, nil
+	goesOn := fmt.Sprintf("the removal goes on: follow it with tenantctl get %s", t.Name)
+	return c.await(ctx, t.Name, timeout, fmt.Sprintf("tenant %q is not gone", t.Name), goesOn, func(ctx context.Context, progress *progress) error {
+		return p.followTenant(ctx, t.Name, progress, func(now *v1alpha1.Tenant) (bool, error) {
+			if now == nil || now.UID != t.UID {
+				return true, nil
+			}
+			progress.show(summary(now))
+			return false, nil
+		})
 	})
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return failed(exitFailed, "interrupted; the removal of tenant %q goes on: follow it with tenantctl get %s", t.Name, t.Name)
-	case waiting.Err() != nil:
-		return failed(exitTimedOut, "tenant %q is not gone after %s; the removal goes on: follow it with tenantctl get %s", t.Name, timeout, t.Name)
-	}
-	return err
 }

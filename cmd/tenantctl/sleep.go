@@ -74,11 +74,7 @@ func (c *cli) requestCommand(what string, cmd *cobra.Command, result func(*v1alp
 	cmd.ValidArgsFunction = c.tenantName
 	cmd.PreRunE = func(*cobra.Command, []string) error { return positive(timeout) }
 	cmd.RunE = c.do(func(cmd *cobra.Command, args []string) error {
-		p, err := c.connect()
-		if err != nil {
-			return err
-		}
-		t, err := p.tenant(cmd.Context(), args[0])
+		p, t, err := find(cmd.Context(), c, (*plane).tenant, args[0])
 		if err != nil {
 			return err
 		}
@@ -101,8 +97,7 @@ func (c *cli) requestCommand(what string, cmd *cobra.Command, result func(*v1alp
 		}
 		return printObject(c.out, output, t)
 	})
-	cmd.Flags().BoolVar(&wait, "wait", true, "wait until it is done")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultTimeout, "how long to wait")
+	waitFlags(cmd.Flags(), &wait, "wait until it is done", &timeout, defaultTimeout)
 	output.addTo(cmd)
 	return cmd
 }
