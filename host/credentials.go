@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -224,23 +225,13 @@ func (c *credentials) joinToken(ctx context.Context, tenant string, req *v1alpha
 	if err != nil {
 		return fmt.Errorf("make client of tenant %q: %w", tenant, err)
 	}
-	id, secret := pki.BootstrapToken()
-	expires := time.Now().Add(time.Duration(req.Spec.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
-	_, err = client.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: bootstrapapi.BootstrapTokenSecretPrefix + id},
-		Type:       bootstrapapi.SecretTypeBootstrapToken,
-		StringData: map[string]string{
-			bootstrapapi.BootstrapTokenIDKey:               id,
-			bootstrapapi.BootstrapTokenSecretKey:           secret,
-			bootstrapapi.BootstrapTokenExpirationKey:       expires.Format(time.RFC3339),
-			bootstrapapi.BootstrapTokenUsageSigningKey:     "true",
-			bootstrapapi.BootstrapTokenUsageAuthentication: "true",
-			bootstrapapi.BootstrapTokenExtraGroupsKey:      "system:bootstrappers:kubeadm:default-node-token",
-			bootstrapapi.BootstrapTokenDescriptionKey:      "made by tenantctl join-command",
-		},
-	}, metav1.CreateOptions{})
+	id, secret, expires, err := makeToken(ctx, client, req.Spec.TTLSeconds, map[string]string{
+		bootstrapapi.BootstrapTokenUsageSigningKey: "true",
+		bootstrapapi.BootstrapTokenExtraGroupsKey:  "system:bootstrappers:kubeadm:default-node-token",
+		bootstrapapi.BootstrapTokenDescriptionKey:  "made by tenantctl join-command",
+	})
 	if err != nil {
-		return fmt.Errorf("create bootstrap token: %w", err)
+		return err
 	}
 	req.Status = v1alpha1.JoinTokenRequestStatus{
 		Token:               id + "." + secret,
@@ -250,4 +241,27 @@ func (c *credentials) joinToken(ctx context.Context, tenant string, req *v1alpha
 	}
 	c.log.Info("made a join token", "tenant", tenant, "token", id, "expires", expires)
 	return nil
+}
+
+// makeToken makes a bootstrap token in a cluster, with which one authenticates for a
+// number of seconds. fields are what the token's Secret says beyond that.
+func makeToken(ctx context.Context, cluster kubernetes.Interface, seconds int64, fields map[string]string) (id, secret string, expires time.Time, err error) {
+	id, secret = pki.BootstrapToken()
+	expires = time.Now().Add(time.Duration(seconds) * time.Second).UTC().Truncate(time.Second)
+	data := map[string]string{
+		bootstrapapi.BootstrapTokenIDKey:               id,
+		bootstrapapi.BootstrapTokenSecretKey:           secret,
+		bootstrapapi.BootstrapTokenExpirationKey:       expires.Format(time.RFC3339),
+		bootstrapapi.BootstrapTokenUsageAuthentication: "true",
+	}
+	maps.Copy(data, fields)
+	_, err = cluster.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: bootstrapapi.BootstrapTokenSecretPrefix + id},
+		Type:       bootstrapapi.SecretTypeBootstrapToken,
+		StringData: data,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return "", "", time.Time{}, fmt.Errorf("create bootstrap token: %w", err)
+	}
+	return id, secret, expires, nil
 }

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,22 +109,12 @@ func (c *hostCredentials) token(ctx context.Context, req *v1alpha1.HostTokenRequ
 	if err := forgetExpired(ctx, plane); err != nil {
 		h.log.Warn("tokens that have expired are still there; they let nobody in", "error", err)
 	}
-	id, secret := pki.BootstrapToken()
-	expires := time.Now().Add(time.Duration(req.Spec.TTLSeconds) * time.Second).UTC().Truncate(time.Second)
-	_, err = plane.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: bootstrapapi.BootstrapTokenSecretPrefix + id},
-		Type:       bootstrapapi.SecretTypeBootstrapToken,
-		StringData: map[string]string{
-			bootstrapapi.BootstrapTokenIDKey:               id,
-			bootstrapapi.BootstrapTokenSecretKey:           secret,
-			bootstrapapi.BootstrapTokenExpirationKey:       expires.Format(time.RFC3339),
-			bootstrapapi.BootstrapTokenUsageAuthentication: "true",
-			bootstrapapi.BootstrapTokenExtraGroupsKey:      joinersGroup,
-			bootstrapapi.BootstrapTokenDescriptionKey:      "made by tenantctl host token",
-		},
-	}, metav1.CreateOptions{})
+	id, secret, expires, err := makeToken(ctx, plane, req.Spec.TTLSeconds, map[string]string{
+		bootstrapapi.BootstrapTokenExtraGroupsKey: joinersGroup,
+		bootstrapapi.BootstrapTokenDescriptionKey: "made by tenantctl host token",
+	})
 	if err != nil {
-		return fmt.Errorf("create bootstrap token: %w", err)
+		return err
 	}
 	h.mu.Lock()
 	hash := pki.CAHash(h.authority.CA())

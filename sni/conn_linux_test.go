@@ -19,7 +19,14 @@ func TestKeepAlive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	raw, err := server.(*conn).NetConn().(*net.TCPConn).SyscallConn()
+	keepsAlive(t, "the connection", server.(*conn).NetConn())
+}
+
+// keepsAlive checks that a connection has its end notice within a minute that a peer is
+// gone.
+func keepsAlive(t *testing.T, what string, c net.Conn) {
+	t.Helper()
+	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +46,7 @@ func TestKeepAlive(t *testing.T) {
 			t.Fatal(err, failure)
 		}
 		if got != option.want {
-			t.Errorf("%s is %d, want %d", option.name, got, option.want)
+			t.Errorf("%s of %s is %d, want %d", option.name, what, got, option.want)
 		}
 	}
 }

@@ -132,29 +132,7 @@ func TestForwardedKeepAlive(t *testing.T) {
 	defer a.forwards.mu.Unlock()
 	for f := range a.forwards.open {
 		for end, c := range map[string]net.Conn{"client": f.client, "host": f.remote} {
-			raw, err := c.(*net.TCPConn).SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, option := range []struct {
-				name                string
-				level, option, want int
-			}{
-				{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-				{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 30},
-				{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 10},
-				{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
-				{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			} {
-				var got int
-				var failure error
-				if err := raw.Control(func(fd uintptr) { got, failure = unix.GetsockoptInt(int(fd), option.level, option.option) }); err != nil || failure != nil {
-					t.Fatal(err, failure)
-				}
-				if got != option.want {
-					t.Errorf("%s of the %s's end is %d, want %d", option.name, end, got, option.want)
-				}
-			}
+			keepsAlive(t, "the "+end+"'s end", c)
 		}
 	}
 }

@@ -1051,26 +1051,7 @@ func BenchmarkForward(b *testing.B) {
 			entry, owner := open(b)
 			l := owner.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
 			raw := captured(b, clientConfig(acme))
-			got := make([]byte, len(raw))
-			b.ReportAllocs()
-			for b.Loop() {
-				client, err := net.Dial("tcp", entry.addr)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := client.Write(raw); err != nil {
-					b.Fatal(err)
-				}
-				server, err := l.Accept()
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := io.ReadFull(server, got); err != nil {
-					b.Fatal(err)
-				}
-				_ = client.Close()
-				_ = server.Close()
-			}
+			routes(b, entry.addr, l, raw)
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "conn/s")
 		})
 		b.Run("bytes/"+name, func(b *testing.B) {

@@ -1291,10 +1291,15 @@ func BenchmarkRoute(b *testing.B) {
 	p := openPort(b, Config{HelloTimeout: forever})
 	l := p.listen(ListenConfig{Tenant: "acme", Names: []string{"acme.k8s.example.com"}})
 	raw := captured(b, clientConfig("acme.k8s.example.com"))
+	routes(b, p.addr, l, raw)
+}
+
+// routes has clients dial an address and write, and l accept and read what they wrote.
+func routes(b *testing.B, addr string, l net.Listener, raw []byte) {
 	got := make([]byte, len(raw))
 	b.ReportAllocs()
 	for b.Loop() {
-		client, err := net.Dial("tcp", p.addr)
+		client, err := net.Dial("tcp", addr)
 		if err != nil {
 			b.Fatal(err)
 		}

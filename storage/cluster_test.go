@@ -147,6 +147,20 @@ func (h *hosts) open(name string, cfg Config) *Store {
 	return s
 }
 
+// opening opens a store in the background, just to see whether it opens: the channel
+// has what Open says.
+func opening(ctx context.Context, cfg Config) chan error {
+	opened := make(chan error, 1)
+	go func() {
+		s, err := Open(ctx, cfg)
+		if err == nil {
+			s.Close()
+		}
+		opened <- err
+	}()
+	return opened
+}
+
 // shut closes a host's store, which must not have failed.
 func (h *hosts) shut(name string) {
 	h.t.Helper()
@@ -157,6 +171,17 @@ func (h *hosts) shut(name string) {
 	if err, open := <-s.Err(); open {
 		h.t.Error("the store of host", name, "failed:", err)
 	}
+	delete(h.stores, name)
+}
+
+// removed closes the store of a host that was removed, which must have noticed.
+func (h *hosts) removed(name string) {
+	h.t.Helper()
+	s := h.stores[name]
+	if err := <-s.Err(); !errors.Is(err, ErrRemoved) {
+		h.t.Error("the one that was removed hears:", err)
+	}
+	s.Close()
 	delete(h.stores, name)
 }
 
@@ -706,14 +731,7 @@ func TestOpenWaitsForTheOthers(t *testing.T) {
 	cfg.Peers.Initial = nil // it knows
 	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	ctx, cancel := context.WithCancelCause(t.Context())
-	opened := make(chan error, 1)
-	go func() {
-		s, err := Open(ctx, cfg)
-		if err == nil {
-			s.Close()
-		}
-		opened <- err
-	}()
+	opened := opening(ctx, cfg)
 	eventually(t, "it says what it waits for", func() bool {
 		return log.contains("storage waits for other hosts") && log.contains("a at "+h.configs["a"].Peers.Advertise)
 	})
@@ -840,14 +858,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	log := new(lines)
 	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	ctx, cancel := context.WithCancel(t.Context())
-	opened := make(chan error, 1)
-	go func() {
-		s, err := Open(ctx, cfg)
-		if err == nil {
-			s.Close()
-		}
-		opened <- err
-	}()
+	opened := opening(ctx, cfg)
 	eventually(t, "it is refused", func() bool { return log.contains("certificate signed by unknown authority") })
 	cancel()
 	if err := <-opened; err == nil {
@@ -970,11 +981,7 @@ func TestRemove(t *testing.T) {
 	if err := c.RemoveMember(t.Context(), "c"); err != nil {
 		t.Fatal("remove oneself:", err)
 	}
-	if err := <-c.Err(); !errors.Is(err, ErrRemoved) {
-		t.Error("the one that was removed hears:", err)
-	}
-	c.Close()
-	delete(h.stores, "c")
+	h.removed("c")
 	eventually(t, "the others know", func() bool { return summary(t, a) == "a voter, b voter" && summary(t, b) == "a voter, b voter" })
 	writes(t, a, "/host/k", "y")
 	ctx, cancel := context.WithCancel(t.Context())

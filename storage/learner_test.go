@@ -91,11 +91,7 @@ func TestWithoutAVote(t *testing.T) {
 	if err := d.RemoveMember(t.Context(), "e"); err != nil {
 		t.Error(err)
 	}
-	if err := <-h.stores["e"].Err(); !errors.Is(err, ErrRemoved) {
-		t.Error("the one that was removed hears:", err)
-	}
-	h.stores["e"].Close()
-	delete(h.stores, "e")
+	h.removed("e")
 
 	// Another leads.
 	name, _ := h.leader()
@@ -166,11 +162,7 @@ func TestOneVoterAndACopy(t *testing.T) {
 	if err := b.RemoveMember(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-a.Err(); !errors.Is(err, ErrRemoved) {
-		t.Error("the one that was removed hears:", err)
-	}
-	a.Close()
-	delete(h.stores, "a")
+	h.removed("a")
 	writes(t, b, "/host/k", "alone")
 	if got := summary(t, b); got != "b voter" {
 		t.Error(got)
