@@ -58,8 +58,8 @@ long a tenant takes to end, beside a set of upstream's programs.`,
 	}
 	f := cmd.Flags()
 	f.IntVar(&cfg.tenants, "tenants", 100, "tenants that are added and removed")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd and upstream's programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tenantd/tenantd/e2e/bench/results"
 )
@@ -103,10 +104,20 @@ everything when it ends. $GOGC and $GOMEMLIMIT reach both sides.`,
 	f.DurationVar(&cfg.idle, "idle", defaultIdle, "how long CPU is measured while nothing is asked for")
 	f.DurationVar(&cfg.patience, "patience", defaultPatience, "give up when a tenant is not usable after this time")
 	f.BoolVar(&cfg.election, "leader-elect", true, "upstream's controllers and scheduler elect a leader, their default; without, they start sooner")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd, kube-apiserver, kube-controller-manager and kube-scheduler")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd, kube-apiserver, kube-controller-manager and kube-scheduler")
+	outputFlag(f, &cfg.output)
 	cmd.AddCommand(newNeighbourCommand(), newFloodCommand(), newServingCommand(), newChurnCommand(), newScaleCommand(), newSleepCommand(), newRouterCommand(), newBackendCommand(), newForwarderCommand())
 	return cmd
+}
+
+// binFlag is where the programs are that a command runs.
+func binFlag(f *pflag.FlagSet, bin *string, programs string) {
+	f.StringVar(bin, "bin", "bin", "directory of "+programs)
+}
+
+// outputFlag is where a command writes what it has found.
+func outputFlag(f *pflag.FlagSet, output *string) {
+	f.StringVar(output, "output", filepath.Join("bench", "results.json"), "file for the results")
 }
 
 // side is one of the two ways to run control planes.

@@ -67,8 +67,8 @@ priority, since it would come from other machines.`,
 	f.IntVar(&cfg.rounds, "rounds", defaultRounds, "quiet and flooded rounds of each kind")
 	f.DurationVar(&cfg.round, "round", defaultRound, "length of a round")
 	f.StringSliceVar(&cfg.floods, "floods", []string{"within", "over", "strangers"}, "kinds of floods")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd and upstream's programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 

@@ -75,7 +75,7 @@ memory with many idle ones. The ways take turns.`,
 	f.StringSliceVar(&cfg.beside, "beside", []string{wayHAProxy, wayNginx}, "what is measured besides ours: haproxy, nginx")
 	f.StringSliceVar(&cfg.measures, "only", []string{"idle", "connects", "download", "upload", "trips"}, "what is measured")
 	f.StringVar(&cfg.profile, "profile", "", "directory for CPU profiles of our programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -53,8 +52,8 @@ does, and until all do. There is nothing to compare with: goals are in the notes
 	f.IntVar(&cfg.burst, "burst", 20, "further ones that are added all at once, and removed again; 0 for none")
 	f.DurationVar(&cfg.settle, "settle", defaultSettle, "wait before memory is read")
 	f.DurationVar(&cfg.patience, "patience", 10*time.Minute, "give up when a tenant is not usable after this time")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd and upstream's programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 

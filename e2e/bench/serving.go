@@ -73,8 +73,8 @@ are raised, since what is compared is the work and not the limit.`,
 	f.IntVar(&cfg.clients, "clients", 8, "clients, each with a connection of its own, that wait for an answer before they ask again")
 	f.IntVar(&cfg.watchers, "watchers", 100, "watches that get each event, each with a connection of its own")
 	f.BoolVar(&cfg.skipApply, "without-kubectl", false, "leave kubectl apply out")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd, kubectl and upstream's programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd, kubectl and upstream's programs")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 

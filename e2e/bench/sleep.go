@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,8 +59,8 @@ sleep; then it has some awake beside all others, and starts the host again.`,
 	f.DurationVar(&cfg.settle, "settle", defaultSettle, "wait before memory is read; history of etcd is there for 5m")
 	f.DurationVar(&cfg.idle, "idle", defaultIdle, "how long CPU is measured while nothing is asked for")
 	f.DurationVar(&cfg.patience, "patience", defaultPatience, "give up when a tenant is not usable after this time")
-	f.StringVar(&cfg.bin, "bin", "bin", "directory of tenantd and upstream's programs")
-	f.StringVar(&cfg.output, "output", filepath.Join("bench", "results.json"), "file for the results")
+	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
+	outputFlag(f, &cfg.output)
 	return cmd
 }
 
