@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -194,6 +195,15 @@ func (n nested) RoundTrip(req *http.Request) (*http.Response, error) {
 // WrappedRoundTripper implements k8s.io/apimachinery/pkg/util/net.RoundTripperWrapper.
 func (n nested) WrappedRoundTripper() http.RoundTripper { return n.RoundTripper }
 
+// ownUserAgent is how upstream's API server calls itself, whatever the program is called.
+// It knows its own requests by that: while it stops, all others are told to come again in
+// five seconds. A request that is being answered and needs another one (a Service the
+// allocation of its address) would do that until the server's time is over.
+func ownUserAgent() string {
+	_, build, _ := strings.Cut(rest.DefaultKubernetesUserAgent(), "/")
+	return "kube-apiserver/" + build
+}
+
 // clientConfig makes the privileged client of the control plane's own
 // components. All clients made from it share one transport, and so mostly one
 // connection; closing the returned function closes its idle connections.
@@ -229,6 +239,7 @@ func (l *listener) clientConfig(ca []byte) (*rest.Config, func(), error) {
 		Host:        "https://" + loopbackServerName,
 		Transport:   nested{transport},
 		BearerToken: string(uuid.NewUUID()),
+		UserAgent:   ownUserAgent(),
 		// Own components are bounded by what they do, not by a rate.
 		QPS:   -1,
 		Burst: -1,

@@ -7,10 +7,14 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/client-go/rest"
 )
 
 // What the control plane's own components hold open must not hold up its end.
@@ -56,5 +60,34 @@ func TestStoppedServerIsNotAskedAgain(t *testing.T) {
 	l.close()
 	if _, err = l.dial(t.Context()); err == nil || utilnet.IsProbableEOF(err) || utilnet.IsConnectionReset(err) || utilnet.IsConnectionRefused(err) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// What the API server asks of itself in the middle of an answer is answered while it stops:
+// told to come again later, both would wait for the other.
+func TestOwnRequestsAreAnsweredToTheEnd(t *testing.T) {
+	stopping := make(chan struct{})
+	close(stopping)
+	server := httptest.NewServer(filters.WithRetryAfter(http.NotFoundHandler(), stopping))
+	defer server.Close()
+	for _, c := range []struct {
+		userAgent string
+		want      int
+	}{
+		{ownUserAgent(), http.StatusNotFound},
+		{rest.DefaultKubernetesUserAgent(), http.StatusTooManyRequests},
+	} {
+		client, err := rest.HTTPClientFor(&rest.Config{UserAgent: c.userAgent})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Get(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.want {
+			t.Errorf("%s is answered %s", c.userAgent, resp.Status)
+		}
 	}
 }
