@@ -164,6 +164,9 @@ func (h *host) leftovers(ctx context.Context) (l leftovers, err error) {
 	if err := wait(ctx, defaultPause, h); err != nil {
 		return l, err
 	}
+	if l.keys, err = h.keys(ctx); err != nil {
+		return l, err
+	}
 	for range heapLooks {
 		if err := wait(ctx, time.Second, h); err != nil {
 			return l, err
@@ -179,10 +182,7 @@ func (h *host) leftovers(ctx context.Context) (l leftovers, err error) {
 			l.goroutines = goroutines
 		}
 	}
-	if l.memory, err = memoryOf(pids(h)...); err != nil {
-		return l, err
-	}
-	l.keys, err = h.keys(ctx)
+	l.memory, err = memoryOf(pids(h)...)
 	return l, err
 }
 
@@ -204,7 +204,7 @@ func (h *host) metrics(ctx context.Context) (goroutines, heap int64, err error) 
 	figures := map[string]int64{}
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if name == "go_goroutines" || name == "go_memstats_heap_alloc_bytes" {
+		if name == "go_goroutines" || name == "go_gc_heap_live_bytes" {
 			figure, err := strconv.ParseFloat(value, 64)
 			if err != nil {
 				return 0, 0, fmt.Errorf("read metric %s: %w", name, err)
@@ -213,12 +213,14 @@ func (h *host) metrics(ctx context.Context) (goroutines, heap int64, err error) 
 		}
 	}
 	if len(figures) != 2 {
-		return 0, 0, errors.New("read metrics: go_goroutines or go_memstats_heap_alloc_bytes is not among them")
+		return 0, 0, errors.New("read metrics: go_goroutines or go_gc_heap_live_bytes is not among them")
 	}
-	return figures["go_goroutines"], figures["go_memstats_heap_alloc_bytes"], nil
+	return figures["go_goroutines"], figures["go_gc_heap_live_bytes"], nil
 }
 
-// keys counts those of tenants in the host's etcd.
+// keys counts those of tenants in the host's etcd, and has etcd forget what was there
+// before: a host keeps five to ten minutes of history for watchers, and each key in it
+// has its place in memory.
 func (h *host) keys(ctx context.Context) (int64, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{"unix://" + filepath.Join(h.data, "run", "etcd.sock")}, DialTimeout: callPatience, Logger: zap.NewNop(),
@@ -230,12 +232,16 @@ func (h *host) keys(ctx context.Context) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, callPatience)
 	defer cancel()
 	var counts [2]int64
+	var revision int64
 	for i, prefix := range []string{"/tenants/", "/tenants/system/"} {
 		answer, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 		if err != nil {
 			return 0, fmt.Errorf("count keys below %s: %w", prefix, err)
 		}
-		counts[i] = answer.Count
+		counts[i], revision = answer.Count, answer.Header.Revision
+	}
+	if _, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical()); err != nil {
+		return 0, fmt.Errorf("compact the host's etcd: %w", err)
 	}
 	return counts[0] - counts[1], nil
 }
