@@ -45,7 +45,7 @@ func InLab(kinds uintptr, variable string) (code int, err error) {
 	select {
 	case err = <-ended:
 	case s := <-interrupts:
-		cmd.Process.Kill()
+		_ = cmd.Process.Kill()
 		err = fmt.Errorf("%w: %v", <-ended, s)
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {

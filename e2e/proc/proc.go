@@ -45,9 +45,9 @@ func Run(t testing.TB, within time.Duration, cmd *exec.Cmd) (stdout, stderr stri
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%s %s: %v", filepath.Base(cmd.Path), strings.Join(cmd.Args[1:], " "), err)
 	}
-	late := time.AfterFunc(within, func() { cmd.Process.Kill() })
+	late := time.AfterFunc(within, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
-	cmd.Wait() // the exit code says it
+	_ = cmd.Wait() // the exit code says it
 	return out.String(), errors.String(), cmd.ProcessState.ExitCode()
 }
 
@@ -70,7 +70,7 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 		err := cmd.Start()
 		began <- err
 		if err == nil {
-			cmd.Wait() // what it ended with is in cmd
+			_ = cmd.Wait() // what it ended with is in cmd
 			close(exited)
 		}
 	}()
@@ -102,9 +102,9 @@ func (p *Process) EndsWithin(d time.Duration) bool {
 
 // Stop ends the process with SIGTERM or, if it has not ended in time, with SIGKILL.
 func (p *Process) Stop(within time.Duration) {
-	p.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = p.Process.Signal(syscall.SIGTERM) // it may have ended
 	if !p.EndsWithin(within) {
-		p.Kill()
+		_ = p.Kill()
 	}
 }
 
