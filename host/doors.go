@@ -78,6 +78,14 @@ func (d *doors) unlist() {
 	}
 }
 
+// retire is unlist for a tenant that answers on another host: what other hosts forward
+// in the meantime, because they have not heard of that, is still served.
+func (d *doors) retire() {
+	for _, ln := range slices.Backward(d.all) { // in the order of unlist
+		ln.Retire()
+	}
+}
+
 // setMaxConns bounds the connections through each door.
 func (d *doors) setMaxConns(n int) {
 	for _, ln := range d.all {

@@ -124,7 +124,7 @@ func (r *runner) retire() {
 	r.mu.Unlock()
 	r.host.tell()
 	if answered && r.host.hosts.elsewhere(r.uid) {
-		doors.unlist()
+		doors.retire()
 		cp.Retire()
 		time.Sleep(retireTime)
 	}

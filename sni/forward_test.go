@@ -422,6 +422,65 @@ func TestForwardsOnlyOnce(t *testing.T) {
 	}
 }
 
+// A host that forwards has not heard yet that the tenant has gone on to a third one.
+func TestForwardsToARetiredListener(t *testing.T) {
+	a, b := pair(t, Config{})
+	c := openHost(t, hostC, Config{})
+	before := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	tunnel := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}, Protocols: []string{"konnectivity"}})
+	c.tenant(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	c.SetMembers(addrs(hostB))
+	tunnel.Retire()
+	before.Retire()
+	before.Retire()
+	b.SetRemotes(at(acme, c))
+
+	raw := hello(named(acme))
+	client, server := forwardTo(t, a, before, raw)
+	defer client.Close()
+	defer server.Close()
+	forwardTo(t, a, tunnel, hello(named(acme), offering("konnectivity")))
+	if got := c.forwarded() + b.forwarded(); got != 0 {
+		t.Errorf("%d are forwarded again", got)
+	}
+	own := b.mustConnect(acme, "acme") // a client of its own goes to where the tenant is
+	if got := b.forwarded(); got != 1 {
+		t.Errorf("%d are forwarded, want 1", got)
+	}
+	_ = own.Close()
+
+	// The tenant comes back, and what is new has the name.
+	after := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})
+	forwardTo(t, a, after, raw)
+	_ = after.Close()
+	forwardTo(t, a, before, raw)
+	_ = before.Close()
+	_ = tunnel.Close()
+	before.Retire() // for nothing: it is closed
+	refused := a.dial(raw)
+	if got, _ := io.ReadAll(refused); len(got) > 0 {
+		t.Errorf("answer %q, want none", got)
+	}
+	_ = refused.Close()
+	if got := b.refusals(misrouted); got != 1 {
+		t.Errorf("%d refused as misrouted, want 1", got)
+	}
+	if got := len(b.Router.retired) + len(b.Router.names); got > 0 {
+		t.Errorf("%d names are left", got)
+	}
+}
+
+// A name's listener retires, and the name becomes another tenant's.
+func TestRetiredNameOfAnotherTenant(t *testing.T) {
+	a, b := pair(t, Config{})
+	tunnel := b.listen(ListenConfig{Tenant: "acme", Names: []string{acme}, Protocols: []string{"konnectivity"}})
+	tunnel.Retire()
+	other := b.listen(ListenConfig{Tenant: "other", Names: []string{acme}})
+	other.Retire()
+	_, server := forwardTo(t, a, other, hello(named(acme), offering("konnectivity")))
+	_ = server.Close()
+}
+
 func TestForwardedByStrangers(t *testing.T) {
 	p := openHost(t, hostB, Config{TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}})
 	l := p.listen(ListenConfig{Tenant: "acme", Names: []string{acme}})

@@ -93,6 +93,47 @@ const anyProtocol = ""
 // are of one tenant, so that a name never leads to two.
 type site map[string]*Listener
 
+// lookup returns the listener for what a target offers, or nil.
+func (s site) lookup(to target) *Listener {
+	var protocol cryptobyte.String
+	for offered := to.protocols; offered.ReadUint8LengthPrefixed(&protocol); {
+		if l := s[string(protocol)]; l != nil {
+			return l
+		}
+	}
+	return s[anyProtocol]
+}
+
+// sites are the sites by canonical name.
+type sites map[string]site
+
+// add has names lead to l.
+func (s sites) add(l *Listener, names []string) {
+	for _, name := range names {
+		if s[name] == nil {
+			s[name] = make(site, len(l.protocols))
+		}
+		for _, protocol := range l.protocols {
+			s[name][protocol] = l
+		}
+	}
+}
+
+// free takes l out of the sites of names.
+func (s sites) free(l *Listener, names []string) {
+	for _, name := range names {
+		at := s[name]
+		for _, protocol := range l.protocols {
+			if at[protocol] == l {
+				delete(at, protocol)
+			}
+		}
+		if len(at) == 0 {
+			delete(s, name)
+		}
+	}
+}
+
 // Listener gets the connections of its names. It is a net.Listener; all its
 // methods are safe for concurrent use.
 type Listener struct {
@@ -105,7 +146,8 @@ type Listener struct {
 	queue     chan *conn  // sent to under mu, closed by Close
 	accepting atomic.Bool // its owner has called Accept
 
-	names []string // guarded by router.mu, canonical
+	names   []string // guarded by router.mu, canonical
+	retired []string // the same: what Retire took away
 
 	mu      sync.Mutex // guards what follows
 	closed  bool       // set under router.mu and mu: holding one is enough to read it
@@ -185,6 +227,17 @@ func (l *Listener) SetNames(names []string) error {
 	}
 	l.router.log.Info("routing", "tenant", l.tenant, "names", names)
 	return nil
+}
+
+// Retire takes the names away, as SetNames without any does, but for connections that
+// another host forwards. That host may have decided before it heard where else the name
+// leads, and from here a forwarded connection goes nowhere. So an owner that is about to
+// Close goes on to Accept until those who forward have heard. Repeating it does nothing.
+func (l *Listener) Retire() {
+	if !l.router.retire(l) {
+		return
+	}
+	l.router.log.Info("routing what is forwarded alone", "tenant", l.tenant)
 }
 
 // SetMaxConns changes the bound on open connections; zero or less means
@@ -294,34 +347,35 @@ func (r *Router) register(l *Listener, names []string) error {
 			}
 		}
 	}
-	r.freeNames(l)
-	for _, name := range wanted {
-		s := r.names[name]
-		if s == nil {
-			s = make(site, len(l.protocols))
-			r.names[name] = s
-		}
-		for _, protocol := range l.protocols {
-			s[protocol] = l
-		}
-	}
+	r.names.free(l, l.names)
+	r.names.add(l, wanted)
 	l.names = wanted
 	r.listeners[l] = struct{}{}
 	r.announce()
 	return nil
 }
 
-// freeNames takes l out of the sites of its names. r.mu must be held.
-func (r *Router) freeNames(l *Listener) {
+// retire moves l's names to those for forwarded connections; false if it has none.
+func (r *Router) retire(l *Listener) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(l.names) == 0 {
+		return false
+	}
+	r.names.free(l, l.names)
+	r.retired.free(l, l.retired)
 	for _, name := range l.names {
-		s := r.names[name]
-		for _, protocol := range l.protocols {
-			delete(s, protocol)
-		}
-		if len(s) == 0 {
-			delete(r.names, name)
+		for _, holder := range r.retired[name] {
+			if holder.tenant != l.tenant { // it had the name before
+				delete(r.retired, name)
+				break
+			}
 		}
 	}
+	r.retired.add(l, l.names)
+	l.names, l.retired = nil, l.names
+	r.announce()
+	return true
 }
 
 // unregister closes l's queue and frees its names; false when that was done.
@@ -335,7 +389,8 @@ func (r *Router) unregister(l *Listener) bool {
 	}
 	l.closed = true
 	close(l.queue)
-	r.freeNames(l)
+	r.names.free(l, l.names)
+	r.retired.free(l, l.retired)
 	if l.open == 0 {
 		delete(r.listeners, l)
 	}
@@ -358,14 +413,22 @@ func (r *Router) lookup(to target) (*Listener, reason) {
 	if !ok {
 		return nil, unknownName
 	}
-	var protocol cryptobyte.String
-	for offered := to.protocols; offered.ReadUint8LengthPrefixed(&protocol); {
-		if l := s[string(protocol)]; l != nil {
-			return l, accepted
-		}
-	}
-	if l := s[anyProtocol]; l != nil {
+	if l := s.lookup(to); l != nil {
 		return l, accepted
 	}
 	return nil, noProtocol
+}
+
+// lookupFor is lookup for an arrival: what is forwarded may also go to a listener that
+// has retired.
+func (r *Router) lookupFor(a *arrival, to target) (*Listener, reason) {
+	l, why := r.lookup(to)
+	if l == nil && a.forwarded {
+		r.mu.RLock()
+		defer r.mu.RUnlock()
+		if l = r.retired[to.name].lookup(to); l != nil {
+			return l, accepted
+		}
+	}
+	return l, why
 }

@@ -101,7 +101,7 @@ func (r *Router) announce() {
 func (r *Router) find(a *arrival, to target, deadline time.Time) (*Listener, []string, reason) {
 	for {
 		news := *r.news.Load() // before the look, which would miss what comes after it
-		l, why := r.lookup(to)
+		l, why := r.lookupFor(a, to)
 		if l != nil || why != unknownName && why != noProtocol {
 			return l, nil, why
 		}

@@ -151,7 +151,8 @@ type Router struct {
 	// forwards', never the other way round.
 	mu        sync.RWMutex
 	closed    bool
-	names     map[string]site
+	names     sites
+	retired   sites                  // of listeners that get what other hosts forward alone
 	listeners map[*Listener]struct{} // open, or closed with open connections
 }
 
@@ -204,7 +205,8 @@ func New(cfg Config) *Router {
 		forwards:         newForwards(cfg),
 		done:             done,
 		stop:             stop,
-		names:            make(map[string]site),
+		names:            make(sites),
+		retired:          make(sites),
 		listeners:        make(map[*Listener]struct{}),
 	}
 	news := make(chan struct{})
@@ -431,7 +433,7 @@ func (r *Router) handOff(a *arrival, to target, l *Listener) (why reason) {
 		return r.readFailure(err)
 	}
 	keepAlive(a.conn)
-	for ; l != nil; l, why = r.lookup(to) {
+	for ; l != nil; l, why = r.lookupFor(a, to) {
 		why, closed := l.deliver(&conn{
 			Conn: a.conn, listener: l, source: a.source, client: a.client,
 			peeked: a.buffer, rest: a.buffer.bytes,
