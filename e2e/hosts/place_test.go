@@ -262,7 +262,17 @@ func testFourHosts(t *testing.T, in *installation) {
 	if on := in.hostOf(t, x); on != d {
 		t.Errorf("%s went from %s to %s", x.name, d.name, on.name)
 	}
-	in.hosts[0].mustTenantctl(t, "host", "remove", gone.name, "--force", "--yes", "--timeout", patience.String())
+	eventually(t, gone.name+" is missed and removed", func() error {
+		r := in.hosts[0].tenantctl(t, "host", "remove", gone.name, "--force", "--yes", "--timeout", patience.String())
+		if r.code == 0 {
+			return nil
+		}
+		err := fmt.Errorf("exit code %d: %s", r.code, r.stderr)
+		if !strings.Contains(r.stderr, "is well and can leave by itself") { // its tenants' clients may notice sooner
+			t.Fatal(err)
+		}
+		return err
+	})
 	in.hosts = slices.DeleteFunc(in.hosts, func(h *host) bool { return h == gone })
 	in.recover(t, h) // with all three voting
 	gone.wipe(t)

@@ -128,7 +128,7 @@ func (in *installation) testMixed(t *testing.T, h *history, later, earlier *host
 
 	// A later host can join by a later one; an earlier one says that it is to be upgraded
 	// first, and the token stays good.
-	joins := in.lab.newHost("host-d", 14)
+	joins := in.lab.newHost("host-h", 18)
 	joins.program = next
 	token := earlier.token(t)
 	mark := joins.log.mark()
