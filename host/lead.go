@@ -9,10 +9,11 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/tenantd/tenantd/storage"
 )
@@ -28,6 +29,9 @@ const (
 	// takes a lead from a host that is not seen to be gone, so one that ran out for want
 	// of a processor is had again.
 	leadTTL = 2
+	// surePatience is how long what is to be done with a lead waits while it is not known
+	// whose it is.
+	surePatience = leadTTL * time.Second
 	// leadPause is the time between attempts while etcd does not answer.
 	leadPause = 500 * time.Millisecond
 )
@@ -45,8 +49,8 @@ type leads struct {
 	gone func(what, host string) bool
 
 	mu      sync.Mutex // guards what follows
-	session *concurrency.Session
-	renewed chan struct{} // closed when there is a session
+	lease   *lease
+	renewed chan struct{} // closed when there is a lease
 	held    map[string]*lead
 }
 
@@ -58,6 +62,46 @@ type lead struct {
 	released chan struct{} // closed when this host has given it up
 }
 
+// lease is etcd's, and is renewed until it has run out or stop is called. It is no
+// concurrency.Session because that does not say until when it is good: a process that was
+// frozen has one that looks as it did, with the answer to its last renewal yet to be read.
+type lease struct {
+	id    clientv3.LeaseID
+	until atomic.Pointer[time.Time] // from when it was asked for, not from the answer
+	stop  context.CancelFunc
+	ended chan struct{} // closed when it has run out, or was stopped
+}
+
+func (s *lease) good() bool { return time.Now().Before(*s.until.Load()) }
+
+func (s *lease) renewed(asked time.Time) {
+	until := asked.Add(leadTTL * time.Second)
+	s.until.Store(&until)
+}
+
+func (s *lease) renew(ctx context.Context, client *clientv3.Client) {
+	defer close(s.ended)
+	tick := time.NewTicker(leadTTL * time.Second / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		asked := time.Now()
+		attempt, cancel := context.WithDeadline(ctx, *s.until.Load())
+		_, err := client.KeepAliveOnce(attempt, s.id)
+		cancel()
+		switch {
+		case err == nil:
+			s.renewed(asked)
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), !s.good():
+			return
+		}
+	}
+}
+
 func newLeads(client *clientv3.Client, name string, log *slog.Logger) *leads {
 	return &leads{client: client, name: name, log: log, renewed: make(chan struct{}), held: map[string]*lead{}}
 }
@@ -65,30 +109,30 @@ func newLeads(client *clientv3.Client, name string, log *slog.Logger) *leads {
 // run keeps the lease alive until ctx is done, and then gives all leads up.
 func (l *leads) run(ctx context.Context) {
 	for {
-		session, err := l.newSession(ctx)
+		lease, err := l.newLease(ctx)
 		if err == nil {
-			err = l.resume(ctx, session)
+			err = l.resume(ctx, lease)
 		}
 		if err != nil {
 			if ctx.Err() == nil && !storage.IsNoQuorum(err) { // which is said once, for all
 				l.log.Warn("no lease for what this host leads; trying again", "error", err)
 			}
-			if session != nil {
-				session.Orphan()
+			if lease != nil {
+				lease.stop()
 			}
 		} else {
 			select {
-			case <-session.Done():
+			case <-lease.ended:
 				l.log.Warn("the lease ran out: this host was not heard of for a while")
 			case <-ctx.Done():
 			}
 			l.mu.Lock()
-			l.session, l.renewed = nil, make(chan struct{})
+			l.lease, l.renewed = nil, make(chan struct{})
 			l.mu.Unlock()
 		}
 		if ctx.Err() != nil {
-			if session != nil {
-				l.closeSession(session)
+			if lease != nil {
+				l.end(lease)
 			}
 			return
 		}
@@ -99,30 +143,36 @@ func (l *leads) run(ctx context.Context) {
 	}
 }
 
-// newSession gets a lease, which nobody can give without a quorum.
-func (l *leads) newSession(ctx context.Context) (*concurrency.Session, error) {
-	lease, err := l.client.Grant(ctx, leadTTL)
+// newLease gets a lease, which nobody can give without a quorum.
+func (l *leads) newLease(ctx context.Context) (*lease, error) {
+	asked := time.Now()
+	granted, err := l.client.Grant(ctx, leadTTL)
 	if err != nil {
 		return nil, fmt.Errorf("get a lease: %w", err)
 	}
-	return concurrency.NewSession(l.client, concurrency.WithTTL(leadTTL), concurrency.WithLease(lease.ID))
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives run's by its end in order
+	s := &lease{id: granted.ID, stop: stop, ended: make(chan struct{})}
+	s.renewed(asked)
+	go s.renew(ctx, l.client)
+	return s, nil
 }
 
 // closePatience bounds the end of a lease that nobody may be there to end.
 const closePatience = 3 * time.Second
 
-// closeSession ends the lease, and with it the keys.
-func (l *leads) closeSession(session *concurrency.Session) {
-	session.Orphan()
+// end ends the lease, and with it the keys.
+func (l *leads) end(lease *lease) {
+	lease.stop()
+	<-lease.ended
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
-	if _, err := l.client.Revoke(ctx, session.Lease()); err != nil {
+	if _, err := l.client.Revoke(ctx, lease.id); err != nil {
 		l.log.Warn("leads end with their lease", "within", leadTTL*time.Second, "error", err)
 	}
 }
 
 // resume puts what is held under a new lease, and lets go of what others have.
-func (l *leads) resume(ctx context.Context, session *concurrency.Session) error {
+func (l *leads) resume(ctx context.Context, lease *lease) error {
 	l.mu.Lock()
 	var held []*lead
 	for _, lead := range l.held {
@@ -130,7 +180,7 @@ func (l *leads) resume(ctx context.Context, session *concurrency.Session) error 
 	}
 	l.mu.Unlock()
 	for _, lead := range held {
-		kept, err := l.keep(ctx, lead, session)
+		kept, err := l.keep(ctx, lead, lease)
 		if err != nil {
 			return err
 		}
@@ -142,17 +192,17 @@ func (l *leads) resume(ctx context.Context, session *concurrency.Session) error 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.session = session
+	l.lease = lease
 	close(l.renewed)
 	return nil
 }
 
 // keep puts a lead under a new lease, unless another host has had it since.
-func (l *leads) keep(ctx context.Context, lead *lead, session *concurrency.Session) (bool, error) {
+func (l *leads) keep(ctx context.Context, lead *lead, lease *lease) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, leadTTL*time.Second)
 	defer cancel()
 	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(takenPrefix+lead.what), "=", lead.taken)).
-		Then(clientv3.OpPut(leadsPrefix+lead.what, l.name, clientv3.WithLease(session.Lease()))).Commit()
+		Then(clientv3.OpPut(leadsPrefix+lead.what, l.name, clientv3.WithLease(lease.id))).Commit()
 	if err != nil {
 		return false, fmt.Errorf("keep the lead of %s: %w", lead.what, err)
 	}
@@ -161,11 +211,11 @@ func (l *leads) keep(ctx context.Context, lead *lead, session *concurrency.Sessi
 
 // take takes a lead if it is nobody's or this host's own, from before, and returns
 // whose it is then and, if it is this host's, since which revision.
-func (l *leads) take(ctx context.Context, what string, session *concurrency.Session) (holder string, taken int64, err error) {
+func (l *leads) take(ctx context.Context, what string, lease *lease) (holder string, taken int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leadTTL*time.Second)
 	defer cancel()
 	key := leadsPrefix + what
-	put := []clientv3.Op{clientv3.OpPut(key, l.name, clientv3.WithLease(session.Lease())), clientv3.OpPut(takenPrefix+what, l.name)}
+	put := []clientv3.Op{clientv3.OpPut(key, l.name, clientv3.WithLease(lease.id)), clientv3.OpPut(takenPrefix+what, l.name)}
 	resp, err := l.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put...).Else(clientv3.OpGet(key)).Commit()
 	if err != nil {
 		return "", 0, fmt.Errorf("take the lead of %s: %w", what, err)
@@ -194,9 +244,9 @@ func (l *leads) take(ctx context.Context, what string, session *concurrency.Sess
 func (l *leads) acquire(ctx context.Context, what string) (*lead, error) {
 	for {
 		l.mu.Lock()
-		session, renewed := l.session, l.renewed
+		lease, renewed := l.lease, l.renewed
 		l.mu.Unlock()
-		if session == nil {
+		if lease == nil {
 			select {
 			case <-renewed:
 				continue
@@ -204,10 +254,10 @@ func (l *leads) acquire(ctx context.Context, what string) (*lead, error) {
 				return nil, ctx.Err()
 			}
 		}
-		holder, taken, err := l.take(ctx, what, session)
+		holder, taken, err := l.take(ctx, what, lease)
 		if err == nil && holder == l.name {
 			l.mu.Lock()
-			if l.session == session {
+			if l.lease == lease {
 				got := &lead{what: what, taken: taken, lost: make(chan struct{}), released: make(chan struct{})}
 				l.held[what] = got
 				l.mu.Unlock()
@@ -222,6 +272,40 @@ func (l *leads) acquire(ctx context.Context, what string) (*lead, error) {
 		l.awaitChange(ctx, what, err == nil)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+	}
+}
+
+// errLost is why nothing is done any more in the name of a lead.
+var errLost = errors.New("another host has taken the lead")
+
+// sure returns when this host certainly has a lead, so that what is done now is done
+// nowhere else: its lease was renewed so lately that it cannot have run out. That fails
+// when the lead is lost, when ctx is done, and when it is not known for a while.
+func (l *leads) sure(ctx context.Context, lead *lead) error {
+	var late <-chan time.Time
+	for {
+		select {
+		case <-lead.lost:
+			return errLost
+		default:
+		}
+		l.mu.Lock()
+		lease := l.lease
+		l.mu.Unlock()
+		if lease != nil && lease.good() {
+			return nil
+		}
+		if late == nil {
+			late = time.After(surePatience)
+		}
+		select {
+		case <-lead.lost:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-late:
+			return errors.New("it is not known whether this host still has the lead: etcd does not answer")
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }

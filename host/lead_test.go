@@ -121,7 +121,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	given := await(t, "a lead", acquired(t, a, "given back"))
 
 	a.mu.Lock()
-	session := a.session
+	lease := a.lease
 	a.mu.Unlock()
 	// In the moment in which the lease ends another takes one, and has had one.
 	for _, key := range []string{leadsPrefix + "taken", takenPrefix + "taken", takenPrefix + "given back"} {
@@ -129,7 +129,7 @@ func TestLeaseRunsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := client.Revoke(t.Context(), session.Lease()); err != nil {
+	if _, err := client.Revoke(t.Context(), lease.id); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "word that the lead was taken", taken.lost)
@@ -183,5 +183,51 @@ func TestAcquireEnds(t *testing.T) {
 	}
 	if got := holder(t, client, "x"); got != "a" {
 		t.Errorf("%q has the lead", got)
+	}
+}
+
+// A host that was frozen does nothing in the name of its leads before it knows whether they
+// are still its own.
+func TestNotSureAfterAPause(t *testing.T) {
+	client := openStore(t).Client()
+	a, _ := leadsOf(t, client, "a")
+	kept := await(t, "a lead", acquired(t, a, "kept"))
+	taken := await(t, "a lead", acquired(t, a, "taken"))
+	for _, lead := range []*lead{kept, taken} {
+		if err := a.sure(t.Context(), lead); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, key := range []string{leadsPrefix + "taken", takenPrefix + "taken"} {
+		if _, err := client.Put(t.Context(), key, "b"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.mu.Lock()
+	lease := a.lease
+	a.mu.Unlock()
+	lease.until.Store(new(time.Time)) // long ago, as the process sees it when it goes on
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.sure(ctx, kept); !errors.Is(err, context.Canceled) {
+		t.Errorf("sure of a lead at once: %v", err)
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := a.sure(t.Context(), taken)
+		if errors.Is(err, errLost) {
+			break
+		}
+		if err == nil || time.Now().After(deadline) {
+			t.Fatalf("sure of a lead that another has: %v", err)
+		}
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := a.sure(t.Context(), kept)
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
 	}
 }

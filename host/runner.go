@@ -232,6 +232,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		KonnectivityHostname: r.spec.KonnectivityHostname,
 		Instance:             r.host.instance(),
 		Lead:                 r.leader(cancel),
+		Leads:                r.sure(),
 	})
 	if err != nil {
 		doors.close()
@@ -322,6 +323,23 @@ func (r *runner) leader(lost func()) func(context.Context) error {
 		}()
 		r.changed()
 		return nil
+	}
+}
+
+// sure is how the control plane knows that it still has its lead. Nil if there are no
+// others.
+func (r *runner) sure() func(context.Context) error {
+	if r.host.hosts == nil {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		r.mu.Lock()
+		held := r.held
+		r.mu.Unlock()
+		if held == nil {
+			return errLost
+		}
+		return r.host.hosts.leads.sure(ctx, held)
 	}
 }
 

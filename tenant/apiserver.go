@@ -64,6 +64,8 @@ type apiServer struct {
 	run       func(ctx context.Context) error
 	loopback  *rest.Config
 	client    kubernetes.Interface
+	work      *rest.Config         // loopback, for controllers and scheduler
+	worker    kubernetes.Interface // client, for those
 	informers *informerSet
 	store     *backend
 	listener  *listener
@@ -178,6 +180,9 @@ func (cp *ControlPlane) newAPIServer(ctx context.Context, public net.Listener) (
 		return nil, err
 	}
 	s.client, s.tunnel.client = client, client
+	if s.work, s.worker, err = cp.workers(loopback, client); err != nil {
+		return nil, err
+	}
 	if err := cp.cfg.Platform.installDocuments(kubeServer, generic.OpenAPIConfig, generic.OpenAPIV3Config); err != nil {
 		return nil, err
 	}

@@ -66,8 +66,8 @@ func (cp *ControlPlane) runControllers(ctx context.Context, s *apiServer, starte
 	if err != nil {
 		return err
 	}
-	builder := clientbuilder.SimpleControllerClientBuilder{ClientConfig: s.loopback}
-	metadataClient, err := metadata.NewForConfig(s.loopback)
+	builder := clientbuilder.SimpleControllerClientBuilder{ClientConfig: s.work}
+	metadataClient, err := metadata.NewForConfig(s.work)
 	if err != nil {
 		return fmt.Errorf("make metadata client: %w", err)
 	}
@@ -181,7 +181,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 			if err != nil {
 				return nil, fmt.Errorf("build token controller: %w", err)
 			}
-			tokens, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), core.ServiceAccounts(), core.Secrets(), s.client,
+			tokens, err := serviceaccountcontroller.NewTokensController(klog.FromContext(ctx), core.ServiceAccounts(), core.Secrets(), s.worker,
 				serviceaccountcontroller.TokensControllerOptions{TokenGenerator: generator, RootCA: cp.cfg.Authority.CA()})
 			if err != nil {
 				return nil, fmt.Errorf("build token controller: %w", err)
@@ -196,7 +196,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 		names.PersistentVolumeBinderController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			core := cc.InformerFactory.Core().V1()
 			binder, err := persistentvolume.NewController(ctx, persistentvolume.ControllerParameters{
-				KubeClient:                s.client,
+				KubeClient:                s.worker,
 				SyncPeriod:                cc.ComponentConfig.PersistentVolumeBinderController.PVClaimBinderSyncPeriod.Duration,
 				VolumePlugins:             csiPlugins(),
 				VolumeInformer:            core.PersistentVolumes(),
@@ -213,7 +213,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 		}),
 		names.PersistentVolumeAttachDetachController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			core, storage := cc.InformerFactory.Core().V1(), cc.InformerFactory.Storage().V1()
-			attach, err := attachdetach.NewAttachDetachController(ctx, s.client, core.Pods(), core.Nodes(), core.PersistentVolumeClaims(), core.PersistentVolumes(),
+			attach, err := attachdetach.NewAttachDetachController(ctx, s.worker, core.Pods(), core.Nodes(), core.PersistentVolumeClaims(), core.PersistentVolumes(),
 				storage.CSINodes(), storage.CSIDrivers(), storage.VolumeAttachments(), csiPlugins(), nil,
 				cc.ComponentConfig.AttachDetachController.DisableAttachDetachReconcilerSync,
 				cc.ComponentConfig.AttachDetachController.ReconcilerSyncLoopPeriod.Duration,
@@ -226,7 +226,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 		}),
 		names.PersistentVolumeExpanderController: withVolumePlugins(func(ctx context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			translator := csitrans.New()
-			expander, err := expand.NewExpandController(ctx, s.client, cc.InformerFactory.Core().V1().PersistentVolumeClaims(), csiPlugins(), translator, csimigration.NewPluginManager(translator))
+			expander, err := expand.NewExpandController(ctx, s.worker, cc.InformerFactory.Core().V1().PersistentVolumeClaims(), csiPlugins(), translator, csimigration.NewPluginManager(translator))
 			if err != nil {
 				return nil, fmt.Errorf("build volume expander: %w", err)
 			}
@@ -235,7 +235,7 @@ func (cp *ControlPlane) ownControllers(s *apiServer) map[string]buildController 
 		names.ValidatingAdmissionPolicyStatusController: func(_ context.Context, cc kcm.ControllerContext) (kcm.Controller, error) {
 			policies, err := validatingadmissionpolicystatus.NewController(
 				cc.InformerFactory.Admissionregistration().V1().ValidatingAdmissionPolicies(),
-				s.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+				s.worker.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
 				&validating.TypeChecker{
 					SchemaResolver: cp.cfg.Platform.schemas().Combine(&resolver.ClientDiscoveryResolver{Discovery: s.client.Discovery()}),
 					RestMapper:     cc.RESTMapper,

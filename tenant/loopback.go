@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/tenantd/tenantd/tenant/limit"
@@ -194,6 +195,42 @@ func (n nested) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // WrappedRoundTripper implements k8s.io/apimachinery/pkg/util/net.RoundTripperWrapper.
 func (n nested) WrappedRoundTripper() http.RoundTripper { return n.RoundTripper }
+
+// leading has each write wait until its caller certainly has the lead.
+type leading struct {
+	http.RoundTripper
+	leads func(context.Context) error
+}
+
+// RoundTrip implements http.RoundTripper.
+func (l leading) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		if err := l.leads(req.Context()); err != nil {
+			if req.Body != nil {
+				req.Body.Close()
+			}
+			return nil, fmt.Errorf("write nothing: %w", err)
+		}
+	}
+	return l.RoundTripper.RoundTrip(req)
+}
+
+// WrappedRoundTripper implements k8s.io/apimachinery/pkg/util/net.RoundTripperWrapper.
+func (l leading) WrappedRoundTripper() http.RoundTripper { return l.RoundTripper }
+
+// workers are cfg and client for controllers and scheduler.
+func (cp *ControlPlane) workers(cfg *rest.Config, client kubernetes.Interface) (*rest.Config, kubernetes.Interface, error) {
+	if cp.cfg.Leads == nil {
+		return cfg, client, nil
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Transport = leading{cfg.Transport, cp.cfg.Leads}
+	worker, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make controllers' client: %w", err)
+	}
+	return cfg, worker, nil
+}
 
 // ownUserAgent is how upstream's API server calls itself, whatever the program is called.
 // It knows its own requests by that: while it stops, all others are told to come again in

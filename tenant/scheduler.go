@@ -14,15 +14,15 @@ import (
 // runScheduler runs kube-scheduler with its default profile against s until ctx
 // is done. started is called when it has seen all objects and schedules.
 func (cp *ControlPlane) runScheduler(ctx context.Context, s *apiServer, started func()) error {
-	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, s.client)
+	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, s.worker)
 	// Without it the broadcaster's goroutines stay for ever.
 	defer broadcaster.Shutdown()
 	pods := scheduler.NewInformerFactory(s.client, 0, nil)
 	factory := s.informers.view(0)
 	factory.pods = pods
-	sched, err := scheduler.New(ctx, s.client, factory, nil, func(name string) events.EventRecorderLogger {
+	sched, err := scheduler.New(ctx, s.worker, factory, nil, func(name string) events.EventRecorderLogger {
 		return broadcaster.NewRecorder(name)
-	}, scheduler.WithKubeConfig(s.loopback))
+	}, scheduler.WithKubeConfig(s.work))
 	if err != nil {
 		return fmt.Errorf("create scheduler: %w", err)
 	}
