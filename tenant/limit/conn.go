@@ -85,7 +85,11 @@ func (c *conn) Read(p []byte) (int, error) {
 	if c.paused.Load() {
 		c.rest()
 	}
-	return c.Conn.Read(p)
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.paused.Load() { // since it began to wait for these bytes
+		c.rest()
+	}
+	return n, err
 }
 
 // rest waits for the end of the pause. It also returns when the connection is
@@ -117,8 +121,7 @@ func (c *conn) rest() {
 	}
 }
 
-// pause has reads wait for d from now. A read that waits for bytes already is not
-// interrupted.
+// pause has reads wait for d from now, and what a read gets that waits already.
 func (c *conn) pause(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
