@@ -47,6 +47,9 @@ const (
 	// with what it does not know yet it would refuse them what they may do. Longer, and
 	// a tenant could not mend what keeps its API server from getting ready.
 	openPatience = 15 * time.Second
+	// turnPatience is how long a start keeps its turn at most: one that does not get
+	// ready must not hold up others.
+	turnPatience = 5 * time.Second
 	// apiServerShutdown bounds the wait for requests in flight at a stop.
 	apiServerShutdown = 30 * time.Second
 )
@@ -267,6 +270,13 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	life := context.WithoutCancel(ctx)
 	storageCtx, closeStorage := context.WithCancel(life)
 	defer closeStorage()
+	// Until it is ready, so that of many the first are soon, instead of all at the end.
+	release, err := cp.cfg.Platform.starts.acquire(ctx, &cp.start)
+	if err != nil {
+		return nil // ctx is done
+	}
+	defer release()
+	defer time.AfterFunc(turnPatience, release).Stop()
 	server, err := cp.assemble(ctx, storageCtx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -316,6 +326,7 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 	close(cp.serves)
 	if cp.cfg.Lead != nil {
 		cancelStart()
+		release() // another host may have it for ever
 		if err := cp.awaitLead(ctx, api); err != nil || ctx.Err() != nil {
 			return err
 		}
@@ -356,6 +367,7 @@ func (cp *ControlPlane) Run(ctx context.Context) (err error) {
 		return cp.startError(ctx, startCtx, err)
 	}
 	cancelStart()
+	release()
 	cp.report("running")
 	cp.log.Info("control plane is ready", "after", time.Since(began).Round(time.Millisecond))
 	close(cp.ready)
@@ -420,11 +432,6 @@ func (cp *ControlPlane) startError(ctx, startCtx context.Context, err error) err
 
 // assemble issues the certificates and puts the API server together.
 func (cp *ControlPlane) assemble(ctx, storageCtx context.Context) (*apiServer, error) {
-	release, err := cp.cfg.Platform.starts.acquire(ctx, &cp.start)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	cp.report("issuing certificates")
 	profile, err := cp.servingProfile()
 	if err != nil {

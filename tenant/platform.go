@@ -40,10 +40,11 @@ import (
 type PlatformConfig struct {
 	// Storage keeps what the control planes write. Required.
 	Storage Storage
-	// ConcurrentStarts is how many control planes assemble themselves at the
-	// same time; others wait their turn. Assembling is bound by processor and
-	// allocates some 60 MB for a moment, so more at once means more memory, not
-	// more speed. Zero means one per processor.
+	// ConcurrentStarts is how many control planes start at the same time, until they
+	// are ready or for some seconds; others wait their turn. Starting is bound by
+	// processor and allocates some 60 MB for a moment, so more at once means more
+	// memory, and that the first are ready as late as the last. Zero means one more
+	// than there are processors.
 	ConcurrentStarts int
 	// Logger is handed to upstream's components. Nil discards.
 	Logger *slog.Logger
@@ -97,7 +98,7 @@ func NewPlatform(cfg PlatformConfig) (*Platform, error) {
 		return nil, errors.New("create platform: no storage given")
 	}
 	if cfg.ConcurrentStarts <= 0 {
-		cfg.ConcurrentStarts = runtime.NumCPU()
+		cfg.ConcurrentStarts = runtime.NumCPU() + 1 // a start waits now and then
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
