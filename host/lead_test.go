@@ -189,45 +189,31 @@ func TestAcquireEnds(t *testing.T) {
 // A host that was frozen does nothing in the name of its leads before it knows whether they
 // are still its own.
 func TestNotSureAfterAPause(t *testing.T) {
-	client := openStore(t).Client()
-	a, _ := leadsOf(t, client, "a")
-	kept := await(t, "a lead", acquired(t, a, "kept"))
-	taken := await(t, "a lead", acquired(t, a, "taken"))
-	for _, lead := range []*lead{kept, taken} {
-		if err := a.sure(t.Context(), lead); err != nil {
-			t.Error(err)
-		}
+	l, x := newLeads(nil, "a", slog.New(slog.DiscardHandler)), &lead{what: "x", lost: make(chan struct{})}
+	l.lease = &lease{}
+	l.lease.renewed(time.Now())
+	if err := l.sure(t.Context(), x); err != nil {
+		t.Error(err)
 	}
-	for _, key := range []string{leadsPrefix + "taken", takenPrefix + "taken"} {
-		if _, err := client.Put(t.Context(), key, "b"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	a.mu.Lock()
-	lease := a.lease
-	a.mu.Unlock()
-	lease.until.Store(new(time.Time)) // long ago, as the process sees it when it goes on
+	l.lease.renewed(time.Now().Add(-leadTTL * time.Second)) // as it looks when the process goes on
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := a.sure(ctx, kept); !errors.Is(err, context.Canceled) {
-		t.Errorf("sure of a lead at once: %v", err)
+	if err := l.sure(ctx, x); !errors.Is(err, context.Canceled) {
+		t.Errorf("sure at once: %v", err)
 	}
-	for deadline := time.Now().Add(patience); ; {
-		err := a.sure(t.Context(), taken)
-		if errors.Is(err, errLost) {
-			break
-		}
-		if err == nil || time.Now().After(deadline) {
-			t.Fatalf("sure of a lead that another has: %v", err)
-		}
+	if err := l.sure(t.Context(), x); err == nil || errors.Is(err, errLost) {
+		t.Errorf("sure though nobody says whose it is: %v", err)
 	}
-	for deadline := time.Now().Add(patience); ; {
-		err := a.sure(t.Context(), kept)
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
+	time.AfterFunc(10*time.Millisecond, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lease.renewed(time.Now())
+	})
+	if err := l.sure(t.Context(), x); err != nil {
+		t.Errorf("not sure after the lease was renewed: %v", err)
+	}
+	close(x.lost)
+	if err := l.sure(t.Context(), x); !errors.Is(err, errLost) {
+		t.Errorf("sure of what another has: %v", err)
 	}
 }

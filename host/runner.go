@@ -232,7 +232,7 @@ func (r *runner) once(ctx context.Context) (reason string, err error) {
 		KonnectivityHostname: r.spec.KonnectivityHostname,
 		Instance:             r.host.instance(),
 		Lead:                 r.leader(cancel),
-		Leads:                r.sure(),
+		StillLeads:           r.sure(),
 	})
 	if err != nil {
 		doors.close()

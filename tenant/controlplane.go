@@ -85,9 +85,9 @@ type Config struct {
 	// and scheduler may run here: when they run nowhere else. To take that back, end
 	// the context of Run.
 	Lead func(ctx context.Context) error
-	// Leads, if set, is asked before controllers and scheduler write: it returns when
+	// StillLeads, if set, is asked before controllers and scheduler write: it returns when
 	// they certainly run nowhere else at this moment, and otherwise fails after a while.
-	Leads func(ctx context.Context) error
+	StillLeads func(ctx context.Context) error
 	// Authority issues the certificates. It stays the caller's. Required.
 	Authority *pki.Authority
 	// Listener yields the clients' connections. Run closes it. Required.

@@ -220,11 +220,11 @@ func (l leading) WrappedRoundTripper() http.RoundTripper { return l.RoundTripper
 
 // workers are cfg and client for controllers and scheduler.
 func (cp *ControlPlane) workers(cfg *rest.Config, client kubernetes.Interface) (*rest.Config, kubernetes.Interface, error) {
-	if cp.cfg.Leads == nil {
+	if cp.cfg.StillLeads == nil {
 		return cfg, client, nil
 	}
 	cfg = rest.CopyConfig(cfg)
-	cfg.Transport = leading{cfg.Transport, cp.cfg.Leads}
+	cfg.Transport = leading{cfg.Transport, cp.cfg.StillLeads}
 	worker, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make controllers' client: %w", err)
