@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -112,6 +113,9 @@ func runRouter(ctx context.Context, cfg routerConfig, stdout, progress io.Writer
 			return err
 		}
 	}
+	if err := all.startSpinners(); err != nil {
+		return err
+	}
 	fmt.Fprintf(progress, "%s; load average: %s\n", machine(runtime.Version()), loadAverage())
 
 	figures := map[string]*routerFigures{}
@@ -166,11 +170,12 @@ func measureRouter(ctx context.Context, cfg routerConfig, all *ways, figures map
 		for _, step := range []struct {
 			name    string
 			measure func(*way, context.Context, routerConfig, *routerFigures) error
+			awake   bool // with processors that do not sleep
 		}{
-			{"connects", (*way).measureConnects},
-			{"download", (*way).measureDownload},
-			{"upload", (*way).measureUpload},
-			{"trips", (*way).measureTrips},
+			{"connects", (*way).measureConnects, false},
+			{"download", (*way).measureDownload, false},
+			{"upload", (*way).measureUpload, false},
+			{"trips", (*way).measureTrips, true},
 		} {
 			if !measured(step.name) {
 				continue
@@ -178,6 +183,11 @@ func measureRouter(ctx context.Context, cfg routerConfig, all *ways, figures map
 			turns := slices.Clone(all.all)
 			if round%2 == 1 { // so that a machine that slows down does so for all
 				slices.Reverse(turns)
+			}
+			if step.awake {
+				if err := all.awake(syscall.SIGCONT); err != nil {
+					return err
+				}
 			}
 			for _, w := range turns {
 				if err := step.measure(w, ctx, cfg, figures[w.name]); err != nil {
@@ -187,6 +197,11 @@ func measureRouter(ctx context.Context, cfg routerConfig, all *ways, figures map
 					if err := p.ended(); err != nil {
 						return err
 					}
+				}
+			}
+			if step.awake {
+				if err := all.awake(syscall.SIGSTOP); err != nil {
+					return err
 				}
 			}
 		}
@@ -360,7 +375,7 @@ func routerRows(cfg routerConfig, figures map[string]*routerFigures, where strin
 		add("CPU for an upload", "ms/GB", results.Lower, ours.uploadCPU, theirs.uploadCPU, plain.uploadCPU,
 			"of router or proxy and of the server")
 		add("added round trip", "µs", results.Lower, added(ours.trips, plain.trips), added(theirs.trips, plain.trips), plain.trips,
-			fmt.Sprintf("p50 on an open TLS connection, %d bytes, beyond that by a plain listener", pingSize))
+			fmt.Sprintf("p50 on an open TLS connection, %d bytes, beyond that by a plain listener, with processors that do not sleep", pingSize))
 		add("memory for idle connections", "MB", results.Lower, ours.memory, theirs.memory, plain.memory,
 			fmt.Sprintf("VmRSS of router or proxy and of the server beyond that without connections, %d connections, after %s", cfg.idle, cfg.settle))
 	}

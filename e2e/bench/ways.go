@@ -7,12 +7,16 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // The ways by which a client reaches the server.
@@ -63,6 +67,7 @@ type ways struct {
 	profile     string
 	client      *tls.Config
 	all         []*way
+	spinners    []*process // see awake
 }
 
 func newWays(dir string, connections int, profile string) (*ways, error) {
@@ -158,7 +163,8 @@ func (s *ways) start(ctx context.Context, name string) (err error) {
 }
 
 // processes are those of all ways.
-func (s *ways) processes() (all []*process) {
+func (s *ways) processes() []*process {
+	all := slices.Clone(s.spinners)
 	for _, w := range s.all {
 		all = append(all, w.processes...)
 	}
@@ -167,8 +173,33 @@ func (s *ways) processes() (all []*process) {
 
 // stop ends all.
 func (s *ways) stop() error {
-	defer func() { s.all = nil }()
-	return stopAll(s.processes())
+	defer func() { s.all, s.spinners = nil, nil }()
+	return errors.Join(s.awake(syscall.SIGCONT), stopAll(s.processes())) // what is stopped does not end
+}
+
+// startSpinners starts what keeps the machine's processors from sleeping, still:
+// awake has it go on. A processor that sleeps takes tens of microseconds to wake up,
+// other ones on every way to a different degree, which is more than the round trips
+// that are compared. The kernel runs them only where nothing else is to run.
+func (s *ways) startSpinners() error {
+	for i := range runtime.NumCPU() {
+		p, err := startProcess(s.dir, fmt.Sprintf("spinner-%d", i), "chrt", "--idle", "0", "sh", "-c", "kill -STOP $$; while :; do :; done")
+		if err != nil {
+			return err
+		}
+		s.spinners = append(s.spinners, p)
+	}
+	return nil
+}
+
+// awake sends the spinners SIGCONT or SIGSTOP.
+func (s *ways) awake(signal syscall.Signal) error {
+	for _, p := range s.spinners {
+		if err := p.cmd.Process.Signal(signal); err != nil {
+			return fmt.Errorf("%s: %w", p.name, errors.Join(err, p.ended()))
+		}
+	}
+	return nil
 }
 
 // haproxy is what its manual says to pass TLS through by SNI, with its defaults.
