@@ -98,7 +98,7 @@ func (b *backend) open(
 	ctx, cancel := context.WithCancel(b.ctx)
 	conn := b.storage.Conn()
 	client := clientv3.NewCtxClient(ctx)
-	client.KV = etcd3.NewETCDLatencyTracker(conn.KV)
+	client.KV = waitingKV{etcd3.NewETCDLatencyTracker(conn.KV)}
 	client.Lease = conn.Lease
 	client.Watcher = localWatcher{clientv3.NewWatcher(conn)}
 	client.Maintenance = conn.Maintenance
@@ -153,6 +153,62 @@ func (b *backend) open(
 		uncount()
 		lazy.close()
 	}), nil
+}
+
+// waitingKV has requests not pay for what etcd takes, on a slow disk above all.
+type waitingKV struct{ clientv3.KV }
+
+// Put implements clientv3.KV.
+func (w waitingKV) Put(ctx context.Context, key, value string, opts ...clientv3.OpOption) (*clientv3.PutResponse, error) {
+	defer limit.Waits(ctx)()
+	return w.KV.Put(ctx, key, value, opts...)
+}
+
+// Get implements clientv3.KV.
+func (w waitingKV) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	defer limit.Waits(ctx)()
+	return w.KV.Get(ctx, key, opts...)
+}
+
+// Delete implements clientv3.KV.
+func (w waitingKV) Delete(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.DeleteResponse, error) {
+	defer limit.Waits(ctx)()
+	return w.KV.Delete(ctx, key, opts...)
+}
+
+// Do implements clientv3.KV.
+func (w waitingKV) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse, error) {
+	defer limit.Waits(ctx)()
+	return w.KV.Do(ctx, op)
+}
+
+// Txn implements clientv3.KV.
+func (w waitingKV) Txn(ctx context.Context) clientv3.Txn {
+	return waitingTxn{w.KV.Txn(ctx), ctx}
+}
+
+type waitingTxn struct {
+	clientv3.Txn
+	ctx context.Context
+}
+
+// If implements clientv3.Txn.
+func (w waitingTxn) If(cs ...clientv3.Cmp) clientv3.Txn { return waitingTxn{w.Txn.If(cs...), w.ctx} }
+
+// Then implements clientv3.Txn.
+func (w waitingTxn) Then(ops ...clientv3.Op) clientv3.Txn {
+	return waitingTxn{w.Txn.Then(ops...), w.ctx}
+}
+
+// Else implements clientv3.Txn.
+func (w waitingTxn) Else(ops ...clientv3.Op) clientv3.Txn {
+	return waitingTxn{w.Txn.Else(ops...), w.ctx}
+}
+
+// Commit implements clientv3.Txn.
+func (w waitingTxn) Commit() (*clientv3.TxnResponse, error) {
+	defer limit.Waits(w.ctx)()
+	return w.Txn.Commit()
 }
 
 // unsized is a store that does not estimate how large its objects are.

@@ -22,11 +22,21 @@ const (
 	// components, and of those that had their turn before. Others may wait for them
 	// that hold a turn, or a lock.
 	nestedPatience = 20 * time.Millisecond
+	// rest is how long a tenant that goes on and on leaves a place empty for each
+	// unit of time that it had it. What a request costs outside of its turn, in the
+	// garbage collector, etcd and the kernel, is about as much again; and a list of
+	// some megabytes has one of two processors for 10 ms, during which each step of a
+	// neighbour's request may have to wait, so they must not meet often.
+	rest = 3
+	// allowance is how much rest may be put off: that for half a second of turns. A
+	// user's commands are not what others wait for.
+	allowance = 2 * time.Second
 )
 
 // Gate shares the processors out among the control planes of a process. While
 // others are active, one of them works on so many ordinary requests at once as
-// would fill half of the processors, and the rest of its requests wait in order.
+// would fill half of the processors, for a quarter of the time if it goes on and on,
+// and the rest of its requests wait in order.
 // Alone it is not held back. It is safe for concurrent use; nil holds back nobody.
 type Gate struct {
 	width int
@@ -55,7 +65,11 @@ type flow struct {
 	gate    *Gate
 	running list.List // of *turn; the one with the oldest turn in front
 	waiting list.List // of *turn
-	lapse   *time.Timer
+	// owed is what its places are to be empty in all, at the time of settled.
+	owed    time.Duration
+	settled time.Time
+	lapse   *time.Timer // while any wait; it goes off at due
+	due     time.Time
 }
 
 func (g *Gate) flow() *flow {
@@ -86,10 +100,14 @@ func (g *Gate) contended(f *flow, now time.Time) bool {
 // turn is one request's place. The gate's mu guards it, but for flow.
 type turn struct {
 	flow    *flow // nil without a gate
+	own     bool  // by the control plane's own components
 	element *list.Element
 	ready   chan struct{} // while it waits: closed when its turn has come
 	since   time.Time
-	outside int // how many Outside calls have not come back
+	outside int           // how many Outside calls have not come back
+	waits   int           // how many Waits calls have not
+	waiting time.Time     // since when, if any
+	waited  time.Duration // before, in this turn
 	over    bool
 }
 
@@ -101,6 +119,7 @@ func (t *turn) begin(ctx context.Context, own bool) bool {
 	}
 	now := time.Now()
 	f.gate.mu.Lock()
+	t.own = own
 	if own {
 		return t.enter(ctx, now, nestedPatience)
 	}
@@ -117,7 +136,7 @@ func (t *turn) enter(ctx context.Context, now time.Time, patience time.Duration)
 		return true
 	}
 	f.expire(now)
-	if f.waiting.Len() == 0 && f.mayRun(now) {
+	if (t.own || f.waiting.Len() == 0) && f.mayRun(now, t.own) {
 		f.run(t, now)
 		g.mu.Unlock()
 		return true
@@ -176,26 +195,60 @@ func (t *turn) leave() {
 		close(t.ready)
 		t.element, t.ready = nil, nil
 	default:
-		f.running.Remove(t.element)
-		t.element = nil
-		f.admit(time.Now())
+		now := time.Now()
+		f.stop(t, now)
+		f.admit(now)
+		f.arm(now)
 	}
 }
 
-// mayRun reports whether one more of f's requests may run.
-func (f *flow) mayRun(now time.Time) bool {
-	return f.running.Len() < f.gate.width || !f.gate.contended(f, now)
+// mayRun reports whether one more of f's requests may run. The control plane's own
+// neither rest nor have others do so: a start is hundreds of them.
+func (f *flow) mayRun(now time.Time, own bool) bool {
+	return !f.gate.contended(f, now) || f.running.Len() < f.gate.width && (own || f.rested(now))
+}
+
+// rested reports whether f owes no more rest than may be put off.
+func (f *flow) rested(now time.Time) bool {
+	f.owed -= time.Duration(f.gate.width) * min(f.owed, now.Sub(f.settled))
+	f.owed = max(0, f.owed)
+	f.settled = now
+	return f.owed <= allowance
 }
 
 func (f *flow) run(t *turn, now time.Time) {
-	t.since = now
+	t.since, t.waiting, t.waited = now, now, 0
 	t.element = f.running.PushBack(t)
+}
+
+// stop ends the turn of t, which is running.
+func (f *flow) stop(t *turn, now time.Time) {
+	f.running.Remove(t.element)
+	t.element = nil
+	if t.own {
+		return
+	}
+	f.rested(now)
+	// What was used while nobody else was there is not held against it for long.
+	f.owed = min(f.owed+(1+rest)*t.took(now), allowance+(1+rest)*slice)
+}
+
+// took returns for how long t has had its turn without waiting for etcd.
+func (t *turn) took(now time.Time) time.Duration {
+	took := now.Sub(t.since) - t.waited
+	if t.waits > 0 {
+		took -= now.Sub(t.waiting)
+	}
+	return max(0, took)
 }
 
 // admit gives those that wait as many turns as there are.
 func (f *flow) admit(now time.Time) {
-	for front := f.waiting.Front(); front != nil && f.mayRun(now); front = f.waiting.Front() {
+	for front := f.waiting.Front(); front != nil; front = f.waiting.Front() {
 		t := front.Value.(*turn)
+		if !f.mayRun(now, t.own) {
+			return
+		}
 		f.waiting.Remove(front)
 		f.run(t, now)
 		close(t.ready)
@@ -210,26 +263,42 @@ func (f *flow) expire(now time.Time) {
 		if now.Sub(t.since) < slice {
 			return
 		}
-		f.running.Remove(front)
-		t.element = nil
+		f.stop(t, now)
 	}
 }
 
-// arm sees to it that turns expire while requests wait.
+// arm sees to it that turns expire, and that rest ends, while requests wait.
 func (f *flow) arm(now time.Time) {
-	front := f.running.Front()
-	if f.lapse != nil || f.waiting.Len() == 0 || front == nil {
+	if f.waiting.Len() == 0 {
 		return
 	}
-	f.lapse = time.AfterFunc(max(0, slice-now.Sub(front.Value.(*turn).since)), func() {
-		f.gate.mu.Lock()
-		defer f.gate.mu.Unlock()
-		now := time.Now()
-		f.lapse = nil
-		f.expire(now)
-		f.admit(now)
-		f.arm(now)
-	})
+	var due time.Time
+	switch front := f.running.Front(); {
+	case f.running.Len() < f.gate.width: // it rests
+		due = now.Add((f.owed-allowance)/time.Duration(f.gate.width) + 1)
+	default:
+		due = front.Value.(*turn).since.Add(slice)
+	}
+	switch {
+	case f.lapse == nil:
+		f.lapse = time.AfterFunc(due.Sub(now), f.lapsed)
+	case due.Before(f.due):
+		f.lapse.Reset(due.Sub(now))
+	default:
+		return
+	}
+	f.due = due
+}
+
+// lapsed is when a turn may have expired, or a rest have ended.
+func (f *flow) lapsed() {
+	f.gate.mu.Lock()
+	defer f.gate.mu.Unlock()
+	now := time.Now()
+	f.lapse = nil
+	f.expire(now)
+	f.admit(now)
+	f.arm(now)
 }
 
 // Outside says that the request whose context ctx is waits for something that needs
@@ -255,5 +324,29 @@ func Outside(ctx context.Context) (back func()) {
 			return
 		}
 		t.enter(ctx, time.Now(), nestedPatience)
+	})
+}
+
+// Waits says that the request whose context ctx waits for etcd. It keeps its turn,
+// but owes no rest for the time until the returned function is called: slow disks
+// are not a tenant's doing. Both may be called by several goroutines of a request
+// at once.
+func Waits(ctx context.Context) (back func()) {
+	r := ticketOf(ctx)
+	if r == nil || r.turn.flow == nil || r.watch {
+		return func() {}
+	}
+	t, g := &r.turn, r.turn.flow.gate
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if t.waits++; t.waits == 1 {
+		t.waiting = time.Now()
+	}
+	return sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if t.waits--; t.waits == 0 {
+			t.waited += time.Since(t.waiting)
+		}
 	})
 }

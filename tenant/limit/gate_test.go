@@ -75,6 +75,127 @@ func TestGateHoldsBackOneAmongOthers(t *testing.T) {
 }
 
 // What waits leaves when its client does, and takes nothing with it.
+// use has one client of p do nothing but requests that each take took, and returns
+// for how much of the time it had its turn.
+func (p party) use(ctx context.Context, during, took time.Duration, what func(context.Context)) float64 {
+	var had time.Duration
+	began := time.Now()
+	for time.Since(began) < during {
+		r, _ := p.enter(ctx, false)
+		what(carrying(ctx, r))
+		time.Sleep(took)
+		r.turn.end()
+		had += took
+	}
+	return float64(had) / float64(time.Since(began))
+}
+
+// A tenant that goes on and on leaves its places empty for most of the time while
+// others are active, be they one or many.
+func TestGateRests(t *testing.T) {
+	for width, wants := range map[int]float64{1: 0.25, 4: 1} { // four places, and one client only
+		synctest.Test(t, func(t *testing.T) {
+			g := NewGate(width)
+			a, b := party{g.flow()}, party{g.flow()}
+			const took = 3 * time.Millisecond
+			nothing := func(context.Context) {}
+			if share := a.use(t.Context(), 10*time.Second, took, nothing); share != 1 {
+				t.Errorf("had its turn for %.2f of the time alone", share)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var other sync.WaitGroup
+			other.Go(func() {
+				for ctx.Err() == nil {
+					began := time.Now()
+					r, _ := b.enter(t.Context(), false)
+					time.Sleep(took)
+					r.turn.end()
+					if time.Since(began) != took {
+						t.Errorf("one that asks now and then waited for %s", time.Since(began)-took)
+					}
+					time.Sleep(activeFor / 2)
+				}
+			})
+			time.Sleep(activeFor / 4)
+			// What it used while it was alone is forgiven, all but a little.
+			began := time.Now()
+			r, _ := a.enter(t.Context(), false)
+			r.turn.end()
+			if waited := time.Since(began); waited > (1+rest)*slice {
+				t.Errorf("waited %s after it had been alone", waited)
+			}
+			if share := a.use(t.Context(), 20*time.Second, took, nothing); share < 0.9*wants || share > 1.1*wants {
+				t.Errorf("%d places: had its turn for %.3f of the time among others, not %.2f", width, share, wants)
+			}
+			// A while later it may do much at once again.
+			time.Sleep(allowance)
+			if share := a.use(t.Context(), allowance/(1+rest), took, nothing); share != 1 {
+				t.Errorf("had its turn for %.2f of the time after a rest", share)
+			}
+			// Nor is it to rest for what etcd takes.
+			time.Sleep(allowance)
+			slow := func(ctx context.Context) {
+				defer Waits(ctx)()
+				time.Sleep(20 * took)
+			}
+			wait, all := 0.0, 0.0
+			began = time.Now()
+			for range 100 {
+				all++
+				if a.use(t.Context(), 1, took, slow); time.Since(began) > 21*took {
+					wait++
+				}
+				began = time.Now()
+			}
+			if wait > 0 {
+				t.Errorf("%.0f of %.0f requests waited although etcd took their time", wait, all)
+			}
+			cancel()
+			other.Wait()
+		})
+	}
+}
+
+// The control plane's own requests do not wait for the rest that clients owe, nor
+// for clients that wait for it, and owe none.
+func TestOwnRequestsDoNotRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		a, b := party{g.flow()}, party{g.flow()}
+		g.mu.Lock()
+		g.seen(b.flow, time.Now())
+		g.mu.Unlock()
+		for range 100 { // a start
+			r, _ := a.enter(t.Context(), true)
+			time.Sleep(slice / 10)
+			r.turn.end()
+		}
+		if a.flow.owed != 0 {
+			t.Errorf("a start has it owe %s", a.flow.owed)
+		}
+		a.flow.owed, a.flow.settled = allowance+slice, time.Now()
+		g.mu.Lock()
+		g.seen(b.flow, time.Now())
+		g.mu.Unlock()
+		var waits sync.WaitGroup
+		began := time.Now()
+		waits.Go(func() {
+			r, _ := a.enter(t.Context(), false)
+			defer r.turn.end()
+			if waited := time.Since(began); waited < slice || waited > slice+time.Millisecond {
+				t.Errorf("a client waited for %s, not %s", waited, slice)
+			}
+		})
+		synctest.Wait()
+		r, _ := a.enter(t.Context(), true)
+		r.turn.end()
+		if time.Since(began) != 0 {
+			t.Errorf("waited %s", time.Since(began))
+		}
+		waits.Wait()
+	})
+}
+
 func TestGateForgetsWhoLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate(1)

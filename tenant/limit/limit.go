@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"sync"
@@ -61,8 +62,11 @@ const (
 	largeEvent = 32 << 10
 
 	// retryAfter is what a refused client is told to wait, and how long its connection
-	// is not read from.
+	// is not read from at least.
 	retryAfter = time.Second
+	// scatter is how much longer that may be, so that those who were refused together
+	// do not all come back together: a hundred at once are felt by others.
+	scatter = retryAfter / 2
 )
 
 // Config is what a tenant may use. A zero field means its default.
@@ -350,7 +354,7 @@ func Charge(ctx context.Context, bytes int64) error {
 func (l *Limiter) refuse(w http.ResponseWriter, c *conn, by limitName) {
 	l.refused.WithLabelValues(string(by)).Inc()
 	if c != nil {
-		c.pause(retryAfter)
+		c.pause(retryAfter + rand.N(scatter))
 	}
 	body, err := json.Marshal(l.status(by))
 	if err != nil { // of a struct of strings and numbers
