@@ -445,10 +445,20 @@ func (s *server) apply(ctx context.Context, kubectl, file, kind string, what any
 	if kind == kindObjects {
 		return nil
 	}
-	return poll(ctx, defaultPatience, nil, func(ctx context.Context) error {
+	err = poll(ctx, defaultPatience, nil, func(ctx context.Context) error {
 		return s.clients[0].call(ctx, http.MethodGet, "/apis/"+customGroup+"/v1/"+plural(s.created), nil, nil)
 	})
+	if err == nil && !pause(ctx, defined) {
+		err = context.Cause(ctx)
+	}
+	return err
 }
+
+// defined is how long a definition is left alone before objects of it are created: an
+// API server sleeps 2 s in creates of what was established less than 2 s ago, in
+// whole seconds (apiextensions-apiserver, customresource_handler.go), which would be
+// felt by the side whose turn comes sooner.
+const defined = 3 * time.Second
 
 const customGroup = "bench.example.com"
 
