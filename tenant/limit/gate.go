@@ -301,17 +301,26 @@ func (f *flow) lapsed() {
 	f.arm(now)
 }
 
+// turnOf returns the turn of the request whose context ctx is; nil if it takes none.
+func turnOf(ctx context.Context) *turn {
+	r := ticketOf(ctx)
+	if r == nil || r.turn.flow == nil || r.watch {
+		return nil
+	}
+	return &r.turn
+}
+
 // Outside says that the request whose context ctx is waits for something that needs
 // no processor of this process, such as a webhook: another request of its tenant may
 // run meanwhile. The returned function, which is to be called when the wait is over,
 // waits for a turn, but not for long. Both may be called by several goroutines of a
 // request at once.
 func Outside(ctx context.Context) (back func()) {
-	r := ticketOf(ctx)
-	if r == nil || r.turn.flow == nil || r.watch {
+	t := turnOf(ctx)
+	if t == nil {
 		return func() {}
 	}
-	t, g := &r.turn, r.turn.flow.gate
+	g := t.flow.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t.outside++; t.outside == 1 {
@@ -332,11 +341,11 @@ func Outside(ctx context.Context) (back func()) {
 // are not a tenant's doing. Both may be called by several goroutines of a request
 // at once.
 func Waits(ctx context.Context) (back func()) {
-	r := ticketOf(ctx)
-	if r == nil || r.turn.flow == nil || r.watch {
+	t := turnOf(ctx)
+	if t == nil {
 		return func() {}
 	}
-	t, g := &r.turn, r.turn.flow.gate
+	g := t.flow.gate
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t.waits++; t.waits == 1 {

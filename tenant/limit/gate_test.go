@@ -74,7 +74,6 @@ func TestGateHoldsBackOneAmongOthers(t *testing.T) {
 	})
 }
 
-// What waits leaves when its client does, and takes nothing with it.
 // use has one client of p do nothing but requests that each take took, and returns
 // for how much of the time it had its turn.
 func (p party) use(ctx context.Context, during, took time.Duration, what func(context.Context)) float64 {
@@ -91,9 +90,9 @@ func (p party) use(ctx context.Context, during, took time.Duration, what func(co
 }
 
 // A tenant that goes on and on leaves its places empty for most of the time while
-// others are active, be they one or many.
+// others are active. One that fills a quarter of its places anyway does not.
 func TestGateRests(t *testing.T) {
-	for width, wants := range map[int]float64{1: 0.25, 4: 1} { // four places, and one client only
+	for width, wants := range map[int]float64{1: 0.25, 4: 1} {
 		synctest.Test(t, func(t *testing.T) {
 			g := NewGate(width)
 			a, b := party{g.flow()}, party{g.flow()}
@@ -138,17 +137,17 @@ func TestGateRests(t *testing.T) {
 				defer Waits(ctx)()
 				time.Sleep(20 * took)
 			}
-			wait, all := 0.0, 0.0
+			const requests = 100
+			wait := 0
 			began = time.Now()
-			for range 100 {
-				all++
+			for range requests {
 				if a.use(t.Context(), 1, took, slow); time.Since(began) > 21*took {
 					wait++
 				}
 				began = time.Now()
 			}
 			if wait > 0 {
-				t.Errorf("%.0f of %.0f requests waited although etcd took their time", wait, all)
+				t.Errorf("%d of %d requests waited although etcd took their time", wait, requests)
 			}
 			cancel()
 			other.Wait()
@@ -196,6 +195,7 @@ func TestOwnRequestsDoNotRest(t *testing.T) {
 	})
 }
 
+// What waits leaves when its client does, and takes nothing with it.
 func TestGateForgetsWhoLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGate(1)
