@@ -22,6 +22,10 @@ const (
 	// components, and of those that had their turn before. Others may wait for them
 	// that hold a turn, or a lock.
 	nestedPatience = 20 * time.Millisecond
+	// piece is for how long a request writes its answer before it rests, as others of
+	// its tenant do between two requests. A step of a neighbour's request that meets a
+	// list of some megabytes waits for this at most, and not for all of the list.
+	piece = time.Millisecond
 	// rest is how long a tenant that goes on and on leaves a place empty for each
 	// unit of time that it had it. What a request costs outside of its turn, in the
 	// garbage collector, etcd and the kernel, is about as much again; and a list of
@@ -121,29 +125,50 @@ func (t *turn) begin(ctx context.Context, own bool) bool {
 	f.gate.mu.Lock()
 	t.own = own
 	if own {
-		return t.enter(ctx, now, nestedPatience)
+		return t.enter(ctx, now, nestedPatience, false)
 	}
 	f.gate.seen(f, now)
-	return t.enter(ctx, now, 0)
+	return t.enter(ctx, now, 0, false)
+}
+
+// yield is called in the middle of a long answer: the request rests as its tenant
+// does between two short ones, without others of its tenant before it. ctx is its.
+func (t *turn) yield(ctx context.Context) {
+	if t.flow == nil {
+		return
+	}
+	now := time.Now()
+	t.flow.gate.mu.Lock()
+	if t.element == nil || t.ready != nil || now.Sub(t.since) < piece {
+		t.flow.gate.mu.Unlock()
+		return
+	}
+	t.flow.stop(t, now)
+	t.enter(ctx, now, nestedPatience, true)
 }
 
 // enter waits for patience, or without an end if that is zero; after patience it
-// takes a turn that is not its. It is called with mu and returns without.
-func (t *turn) enter(ctx context.Context, now time.Time, patience time.Duration) bool {
+// takes a turn that is not its. One that has begun goes before those that have not.
+// It is called with mu and returns without.
+func (t *turn) enter(ctx context.Context, now time.Time, patience time.Duration, begun bool) bool {
 	f, g := t.flow, t.flow.gate
 	if t.element != nil { // another goroutine of the request came back first
 		g.mu.Unlock()
 		return true
 	}
 	f.expire(now)
-	if (t.own || f.waiting.Len() == 0) && f.mayRun(now, t.own) {
+	if (t.own || begun || f.waiting.Len() == 0) && f.mayRun(now, t.own) {
 		f.run(t, now)
 		g.mu.Unlock()
 		return true
 	}
 	ready := make(chan struct{})
 	t.ready = ready
-	t.element = f.waiting.PushBack(t)
+	if begun {
+		t.element = f.waiting.PushFront(t)
+	} else {
+		t.element = f.waiting.PushBack(t)
+	}
 	f.arm(now)
 	g.mu.Unlock()
 
@@ -332,7 +357,7 @@ func Outside(ctx context.Context) (back func()) {
 			g.mu.Unlock()
 			return
 		}
-		t.enter(ctx, time.Now(), nestedPatience)
+		t.enter(ctx, time.Now(), nestedPatience, false)
 	})
 }
 

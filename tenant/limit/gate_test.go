@@ -6,8 +6,11 @@ package limit
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -153,6 +156,66 @@ func TestGateRests(t *testing.T) {
 			other.Wait()
 		})
 	}
+}
+
+// A long answer rests while it is written, as short ones do between them, and what
+// else its tenant asks for comes after it.
+func TestLongAnswersYield(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate(1)
+		l := New("acme", Config{}, g)
+		a, b := party{l.flow}, party{g.flow()}
+		const pieces = 50
+		var took time.Duration
+		h := l.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			began := time.Now()
+			for range pieces {
+				for range 4 { // only what took long enough rests
+					time.Sleep(piece / 4)
+					io.WriteString(w, "some")
+				}
+			}
+			took = time.Since(began)
+		}), func(h http.Handler) http.Handler { return h }, info, long)
+		ask := func(path string) string {
+			near, _ := net.Pipe()
+			ctx := context.WithValue(t.Context(), http.LocalAddrContextKey, Public(near).LocalAddr())
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
+			return w.Body.String()
+		}
+		for _, one := range []struct {
+			path  string
+			other bool
+			times time.Duration
+		}{{pods, false, 1}, {pods, true, 1 + rest}, {pods + "?watch=true", true, 1}} {
+			g.mu.Lock()
+			g.recent = [2]arrival{}
+			if one.other {
+				g.seen(b.flow, time.Now())
+			}
+			a.flow.owed, a.flow.settled = allowance, time.Now()
+			g.mu.Unlock()
+			var after sync.WaitGroup
+			after.Go(func() {
+				time.Sleep(piece)
+				r, _ := a.enter(t.Context(), false)
+				r.turn.end()
+				if one.times > 1 && took == 0 {
+					t.Error("another request of the tenant ran in the midst of a long answer")
+				}
+			})
+			took = 0
+			if got := ask(one.path); got != strings.Repeat("some", 4*pieces) {
+				t.Errorf("%s: wrote %d bytes", one.path, len(got))
+			}
+			after.Wait()
+			if want := pieces * piece * one.times; took < want-4*piece || took > want+4*piece {
+				t.Errorf("%s, others active: %t: written in %s, want %s", one.path, one.other, took, want)
+			}
+			time.Sleep(activeFor)
+		}
+	})
 }
 
 // The control plane's own requests do not wait for the rest that clients owe, nor

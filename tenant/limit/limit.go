@@ -213,7 +213,7 @@ func (l *Limiter) Handler(api http.Handler, filters func(http.Handler) http.Hand
 				return
 			}
 			if c != nil {
-				watcher = &statusWatcher{ResponseWriter: w, ticket: t, conn: c, credentials: hasCredentials(req)}
+				watcher = &statusWatcher{ResponseWriter: w, ticket: t, conn: c, credentials: hasCredentials(req), ctx: ctx}
 				w = responsewriter.WrapForHTTP1Or2(watcher)
 			}
 		}
@@ -407,6 +407,8 @@ type statusWatcher struct {
 	ticket      *ticket
 	conn        *conn // nil when it has
 	credentials bool
+	ctx         context.Context // the request's
+	yielded     time.Time       // when last
 }
 
 // Unwrap implements responsewriter.UserProvidedDecorator.
@@ -426,6 +428,10 @@ func (s *statusWatcher) Write(p []byte) (int, error) {
 			return 0, errSlowWatches
 		}
 		defer s.ticket.limiter.endEvent(len(p))
+	}
+	if !s.ticket.watch && time.Since(s.yielded) >= piece {
+		s.ticket.turn.yield(s.ctx)
+		s.yielded = time.Now()
 	}
 	return s.ResponseWriter.Write(p)
 }

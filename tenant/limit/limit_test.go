@@ -544,6 +544,24 @@ func TestRefusalPausesTheConnection(t *testing.T) {
 	close(events)
 }
 
+// Clients that are refused together do not come back together.
+func TestRefusedComeBackScattered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New("acme", Config{}, nil)
+		first, last := time.Duration(1<<62), time.Duration(0)
+		for range 100 {
+			near, _ := net.Pipe()
+			c := Public(near).(*conn)
+			l.refuse(httptest.NewRecorder(), c, byRate)
+			pause := time.Until(c.until)
+			first, last = min(first, pause), max(last, pause)
+		}
+		if first < retryAfter || last >= retryAfter+scatter || last-first < scatter/2 {
+			t.Errorf("a hundred clients come back after %s to %s", first, last)
+		}
+	})
+}
+
 // Watches whose clients do not read end when what they hold is too much, and leave
 // those alone that do read.
 func TestUnreadWatches(t *testing.T) {
