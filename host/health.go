@@ -159,6 +159,12 @@ func memoryInUse() int64 {
 // the starts and stops of tenants are over.
 const quietAfter = 4
 
+// collections is how often memory is given back then, one look after the other. What
+// has ended is a chain: client-go ends a transport's goroutines when the transport is
+// collected (transport/cache.go), and what these refer to, which may be all of a
+// control plane, only the next collection finds.
+const collections = 3
+
 // aloneLooks is after how many looks a host that runs alone, whose Host object nobody
 // waits for, writes that anew.
 const aloneLooks = 12
@@ -181,7 +187,7 @@ func (h *Host) reportStatus(ctx context.Context) {
 		if h.hosts == nil && ready == nil && looks%aloneLooks == 0 {
 			h.reportHost(ctx)
 		}
-		if unchanged++; unchanged == quietAfter {
+		if unchanged++; unchanged >= quietAfter && unchanged < quietAfter+collections {
 			debug.FreeOSMemory()
 		}
 		counts := map[v1alpha1.TenantPhase]int{}
