@@ -159,11 +159,18 @@ func memoryInUse() int64 {
 // the starts and stops of tenants are over.
 const quietAfter = 4
 
-// collections is how often memory is given back then, one look after the other. What
-// has ended is a chain: client-go ends a transport's goroutines when the transport is
-// collected (transport/cache.go), and what these refer to, which may be all of a
-// control plane, only the next collection finds.
-const collections = 3
+// givesBack reports whether memory is given back after so many looks without a change.
+// What has ended is a chain: client-go ends a transport's goroutines when the transport
+// is collected (transport/cache.go), and what these refer to, which may be all of a
+// control plane, only the next collection finds. And some of it is held for up to a
+// minute longer.
+func givesBack(unchanged int) bool {
+	switch unchanged {
+	case quietAfter, quietAfter + 1, quietAfter + 2, 3 * quietAfter, 6 * quietAfter, 6*quietAfter + 1:
+		return true
+	}
+	return false
+}
 
 // aloneLooks is after how many looks a host that runs alone, whose Host object nobody
 // waits for, writes that anew.
@@ -187,7 +194,7 @@ func (h *Host) reportStatus(ctx context.Context) {
 		if h.hosts == nil && ready == nil && looks%aloneLooks == 0 {
 			h.reportHost(ctx)
 		}
-		if unchanged++; unchanged >= quietAfter && unchanged < quietAfter+collections {
+		if unchanged++; givesBack(unchanged) {
 			debug.FreeOSMemory()
 		}
 		counts := map[v1alpha1.TenantPhase]int{}
