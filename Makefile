@@ -151,10 +151,10 @@ bench-programs: build bin/kubectl bin/kube-apiserver bin/kube-controller-manager
 
 bench: bench-programs ## what a tenant costs, in 10 minutes; writes bench/results.json; needs haproxy, nginx
 	bin/bench --tenants 3 --pause 5s --settle 15s --idle 30s $(BENCH_FLAGS)
-	bin/bench neighbour --rounds 1 --round 8s
+	bin/bench neighbour --rounds 3 --round 4s
 	bin/bench router --rounds 3 --round 1s --settle 5s
 	bin/bench api --rounds 2 --round 1s
-	bin/bench churn --tenants 5
+	bin/bench churn --tenants 5 --history 10s
 	bin/bench scale --tenants 10 --burst 10 --settle 10s
 	bin/bench sleep --tenants 50 --used 4 --awake 2 --rounds 3 --settle 25s --idle 15s
 	@echo 'This was the short form: few tenants and short rounds. make bench-long has 100 tenants and more rounds.'

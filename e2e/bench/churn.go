@@ -26,8 +26,12 @@ const (
 	// caches that all later ones share.
 	warmUps = 2
 	// heapLooks, a second apart, hold a moment after a collection, when the heap has
-	// nothing but what is live. Tenantd collects when it has been quiet for 20 s.
+	// nothing but what is live. Tenantd collects when it has been quiet for 20 s, and
+	// for a minute.
 	heapLooks = 30
+	// defaultHistory is longer than an API server keeps what it has watched (75 s:
+	// cacher.DefaultEventFreshDuration). After it the next changes push that out.
+	defaultHistory = 80 * time.Second
 	// separateSets of upstream's programs are stopped for comparison.
 	separateSets = 3
 )
@@ -36,6 +40,7 @@ const (
 type churnConfig struct {
 	bin, output string
 	tenants     int
+	history     time.Duration
 }
 
 func newChurnCommand() *cobra.Command {
@@ -50,14 +55,15 @@ long a tenant takes to end, beside a set of upstream's programs.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cfg.tenants < 1 {
-				return errors.New("--tenants must be at least 1")
+			if cfg.tenants < 1 || cfg.history < 0 {
+				return errors.New("--tenants must be at least 1, and --history not negative")
 			}
 			return runChurn(cmd.Context(), cfg, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&cfg.tenants, "tenants", 100, "tenants that are added and removed")
+	f.DurationVar(&cfg.history, "history", defaultHistory, "wait before the last tenant that comes and goes before each look, and after it")
 	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
 	outputFlag(f, &cfg.output)
 	return cmd
@@ -92,7 +98,17 @@ func runChurn(ctx context.Context, cfg churnConfig, stdout, progress io.Writer) 
 			return err
 		}
 	}
-	before, err := h.leftovers(ctx)
+	// look has the changes of before forgotten, and looks.
+	look := func(last int) (l leftovers, err error) {
+		if err := wait(ctx, cfg.history, h); err != nil {
+			return l, err
+		}
+		if _, err := addAndRemove(last); err != nil {
+			return l, err
+		}
+		return h.leftovers(ctx, max(cfg.history, defaultPause))
+	}
+	before, err := look(-1 - warmUps)
 	if err != nil {
 		return err
 	}
@@ -107,11 +123,11 @@ func runChurn(ctx context.Context, cfg churnConfig, stdout, progress io.Writer) 
 			fmt.Fprintf(progress, "%d of %d added and removed\n", i+1, cfg.tenants)
 		}
 	}
-	after, err := h.leftovers(ctx)
+	after, err := look(cfg.tenants)
 	if err != nil {
 		return err
 	}
-	where := fmt.Sprintf("%d tenants added and removed; theirs is the same before, after %d for warming up; %s", cfg.tenants, warmUps, machine(bin.goVersion))
+	where := fmt.Sprintf("%d tenants added and removed; theirs is the same before, after %d for warming up; each %s and one tenant later; %s", cfg.tenants, warmUps+1, cfg.history, machine(bin.goVersion))
 	rows := []results.Row{
 		results.Lower("after removing all: goroutines", "", float64(after.goroutines), float64(before.goroutines), where),
 		results.Lower("after removing all: live heap", "MB", megabytes(after.heap), megabytes(before.heap), where),
@@ -159,9 +175,9 @@ func separateEnds(ctx context.Context, bin programs, dir string) (ends []time.Du
 	return ends, nil
 }
 
-// leftovers looks when the host has come to rest.
-func (h *host) leftovers(ctx context.Context) (l leftovers, err error) {
-	if err := wait(ctx, defaultPause, h); err != nil {
+// leftovers looks when the host has rested.
+func (h *host) leftovers(ctx context.Context, rest time.Duration) (l leftovers, err error) {
+	if err := wait(ctx, rest, h); err != nil {
 		return l, err
 	}
 	if l.keys, err = h.keys(ctx); err != nil {

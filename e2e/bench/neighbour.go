@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,10 +24,11 @@ import (
 )
 
 const (
-	// defaultRounds and defaultRound give some thousand requests on each side, of
-	// which the slowest hundredth is more than a handful.
-	defaultRounds = 4
-	defaultRound  = 15 * time.Second
+	// defaultRounds and defaultRound: of some hundred requests in a round the slowest
+	// hundredth is a handful, and there are so many rounds that a few of them, in which
+	// the machine's other users had the processors, do not decide.
+	defaultRounds = 12
+	defaultRound  = 6 * time.Second
 	// victimPause is between two requests of the victim: it is a user, not a load.
 	victimPause = 10 * time.Millisecond
 	// floodWarmUp is for the TLS handshakes of the flood's connections, which the
@@ -64,7 +66,7 @@ priority, since it would come from other machines.`,
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&cfg.rounds, "rounds", defaultRounds, "quiet and flooded rounds of each kind")
+	f.IntVar(&cfg.rounds, "rounds", defaultRounds, "quiet and flooded rounds of each kind, in turns")
 	f.DurationVar(&cfg.round, "round", defaultRound, "length of a round")
 	f.StringSliceVar(&cfg.floods, "floods", []string{"within", "over", "strangers"}, "kinds of floods")
 	binFlag(f, &cfg.bin, "tenantd and upstream's programs")
@@ -103,13 +105,13 @@ func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.
 
 	var rows []results.Row
 	for _, kind := range cfg.floods {
-		var quiet, flooded []time.Duration
+		var quiet, flooded rounds
 		for range cfg.rounds {
 			times, err := victim.measure(ctx, cfg.round)
 			if err != nil {
 				return fmt.Errorf("the victim, while it was quiet: %w", err)
 			}
-			quiet = append(quiet, times...)
+			quiet.add(times)
 			flood, err := startProcess(h.dir, "flood-"+kind, "nice", "-n", "19", self, "flood", "--kubeconfig", file, "--kind", kind)
 			if err != nil {
 				return err
@@ -125,16 +127,17 @@ func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.
 			if err != nil {
 				return fmt.Errorf("the victim beside the flood %q: %w", kind, err)
 			}
-			flooded = append(flooded, times...)
-			fmt.Fprintf(progress, "%s: victim's p50 %.2f ms quiet, %.2f ms flooded; p99 %.2f ms and %.2f ms; %d and %d requests; flood: %s\n", kind,
-				ms(quantile(quiet, 0.5)), ms(quantile(flooded, 0.5)), ms(quantile(quiet, 0.99)), ms(quantile(flooded, 0.99)), len(quiet), len(flooded), flood.tail())
+			flooded.add(times)
+			fmt.Fprintf(progress, "%s: victim's p50 %.2f ms quiet, %.2f ms flooded; p99 %.2f ms and %.2f ms; %d and %d requests so far; flood: %s\n", kind,
+				ms(quiet.p50[len(quiet.p50)-1]), ms(flooded.p50[len(flooded.p50)-1]), ms(quiet.p99[len(quiet.p99)-1]), ms(flooded.p99[len(flooded.p99)-1]),
+				quiet.requests, flooded.requests, flood.tail())
 			if err := wait(ctx, time.Second, h); err != nil {
 				return err
 			}
 		}
-		rows = append(rows, results.Lower("beside a flooded tenant ("+kind+"), p99", "ms", ms(quantile(flooded, 0.99)), ms(quantile(quiet, 0.99)), fmt.Sprintf(
-			"a victim's get, list, create and delete, every %s; theirs is the same while nobody else asks for anything; the goal is a ratio of at least 0.5; %d rounds of %s, %d requests flooded; %s",
-			victimPause, cfg.rounds, cfg.round, len(flooded), machine(bin.goVersion))))
+		rows = append(rows, results.Lower("beside a flooded tenant ("+kind+"), p99", "ms", ms(quantile(flooded.p99, 0.5)), ms(quantile(quiet.p99, 0.5)), fmt.Sprintf(
+			"a victim's get, list, create and delete, every %s; theirs is the same while nobody else asks for anything; the goal is a ratio of at least 0.5; medians of the p99 of %d rounds of %s (%s flooded, %s quiet), p50 %.1f and %.1f ms; %d requests flooded; %s",
+			victimPause, cfg.rounds, cfg.round, flooded.spread(), quiet.spread(), ms(quantile(flooded.p50, 0.5)), ms(quantile(quiet.p50, 0.5)), flooded.requests, machine(bin.goVersion))))
 	}
 	if err := results.Write(cfg.output, rows); err != nil {
 		return err
@@ -143,6 +146,22 @@ func runNeighbour(ctx context.Context, cfg neighbourConfig, stdout, progress io.
 		fmt.Fprintf(stdout, "%s: %.1f %s, quiet %.1f\n", r.Name, r.Ours, r.Unit, r.Theirs)
 	}
 	return nil
+}
+
+// rounds are the quantiles of each of several rounds.
+type rounds struct {
+	p50, p99 []time.Duration
+	requests int
+}
+
+func (r *rounds) add(times []time.Duration) {
+	r.p50, r.p99 = append(r.p50, quantile(times, 0.5)), append(r.p99, quantile(times, 0.99))
+	r.requests += len(times)
+}
+
+// spread is the least and the largest p99.
+func (r *rounds) spread() string {
+	return fmt.Sprintf("%.1f to %.1f", ms(slices.Min(r.p99)), ms(slices.Max(r.p99)))
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
