@@ -162,8 +162,8 @@ const quietAfter = 4
 // givesBack reports whether memory is given back after so many looks without a change.
 // What has ended is a chain: client-go ends a transport's goroutines when the transport
 // is collected (transport/cache.go), and what these refer to, which may be all of a
-// control plane, only the next collection finds. And some of it is held for up to a
-// minute longer.
+// control plane, only the next collection finds. Some of it is held for a while longer,
+// by what is not known: the later looks are for that.
 func givesBack(unchanged int) bool {
 	switch unchanged {
 	case quietAfter, quietAfter + 1, quietAfter + 2, 3 * quietAfter, 6 * quietAfter, 6*quietAfter + 1:
