@@ -49,6 +49,10 @@ const gcPercent = 50
 // Ps to spare the kernel shares the processors out, and soon. GOMAXPROCS overrides it.
 const leastProcs = 4
 
+// The first thread is left to the main goroutine, which mostly waits. Requests that are
+// lowered (package limit) cannot use it.
+func init() { runtime.LockOSThread() }
+
 func main() {
 	// Upstream's clients honour these. What a control plane dials must never leave
 	// by way of the host's proxy.

@@ -44,6 +44,7 @@ const (
 // Alone it is not held back. It is safe for concurrent use; nil holds back nobody.
 type Gate struct {
 	width int
+	spare spareProcs
 
 	mu sync.Mutex // guards what follows, and all flows
 	// The two flows that clients have asked something of last.
@@ -72,6 +73,7 @@ type flow struct {
 	// owed is what its places are to be empty in all, at the time of settled.
 	owed    time.Duration
 	settled time.Time
+	lowered int         // requests that have threads of the lowest priority
 	lapse   *time.Timer // while any wait; it goes off at due
 	due     time.Time
 }
@@ -234,11 +236,14 @@ func (f *flow) mayRun(now time.Time, own bool) bool {
 }
 
 // rested reports whether f owes no more rest than may be put off.
-func (f *flow) rested(now time.Time) bool {
+func (f *flow) rested(now time.Time) bool { return f.owes(now) <= allowance }
+
+// owes returns how much rest f owes.
+func (f *flow) owes(now time.Time) time.Duration {
 	f.owed -= time.Duration(f.gate.width) * min(f.owed, now.Sub(f.settled))
 	f.owed = max(0, f.owed)
 	f.settled = now
-	return f.owed <= allowance
+	return f.owed
 }
 
 func (f *flow) run(t *turn, now time.Time) {
@@ -253,7 +258,7 @@ func (f *flow) stop(t *turn, now time.Time) {
 	if t.own {
 		return
 	}
-	f.rested(now)
+	f.owes(now)
 	// What was used while nobody else was there is not held against it for long.
 	f.owed = min(f.owed+(1+rest)*t.took(now), allowance+(1+rest)*slice)
 }

@@ -197,6 +197,9 @@ func (l *Limiter) Handler(api http.Handler, filters func(http.Handler) http.Hand
 			return // it has been answered, and nobody waits for more
 		}
 		defer t.release()
+		if !t.watch { // upstream's filter for timeouts has made a goroutine for it
+			defer t.turn.lower()()
+		}
 		api.ServeHTTP(w, req)
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
