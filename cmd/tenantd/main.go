@@ -46,7 +46,8 @@ const gcPercent = 50
 // processors too. Go's scheduler looks for what came from the network when one of
 // its Ps has nothing else to do, or every 10 ms. Where a tenant's list and the garbage
 // collector keep two Ps busy, everybody's requests wait for that at each step. With
-// Ps to spare the kernel shares the processors out, and soon. GOMAXPROCS overrides it.
+// Ps to spare the kernel shares the processors out, and soon. GOMAXPROCS overrides it;
+// beside a flood there are more (package limit).
 const leastProcs = 4
 
 // The first thread is left to the main goroutine, which mostly waits. Requests that are

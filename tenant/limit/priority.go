@@ -66,23 +66,32 @@ func (f *flow) lowers() bool {
 // others. At other times more Ps than processors cost: with twice as many the slowest
 // hundredth of a busy tenant's writes takes half as long again.
 type spareProcs struct {
-	mu   sync.Mutex // guards what follows, and the number of Ps
-	ends *time.Timer
+	mu    sync.Mutex // guards what follows, and the number of Ps
+	n     int        // how many there are
+	until time.Time
+	lapse *time.Timer // while there are any
 }
 
-// hold sees to it that there are n spare Ps for the next while.
+// hold sees to it that there are n spare Ps for the next while, if there are none.
 func (s *spareProcs) hold(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ends != nil {
-		s.ends.Reset(spareFor)
+	s.until = time.Now().Add(spareFor)
+	if s.n == 0 {
+		s.n = n
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
+		s.lapse = time.AfterFunc(spareFor, s.lapsed)
+	}
+}
+
+// lapsed is when the while may be over.
+func (s *spareProcs) lapsed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if left := time.Until(s.until); left > 0 {
+		s.lapse.Reset(left)
 		return
 	}
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
-	s.ends = time.AfterFunc(spareFor, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) - n)
-		s.ends = nil
-	})
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) - s.n)
+	s.n = 0
 }

@@ -85,6 +85,14 @@ func TestWhoGoesOnIsLowered(t *testing.T) {
 		if n := runtime.GOMAXPROCS(0); n != procs+g.lowerable() {
 			t.Errorf("%d Ps, where there had been %d", n, procs)
 		}
+		// They stay as long as there are such requests.
+		for range 3 {
+			time.Sleep(spareFor / 2)
+			g.spare.hold(g.lowerable())
+		}
+		if n := runtime.GOMAXPROCS(0); n != procs+g.lowerable() {
+			t.Errorf("%d Ps a while later, where there had been %d", n, procs)
+		}
 		time.Sleep(spareFor)
 		synctest.Wait()
 		if n := runtime.GOMAXPROCS(0); n != procs {
@@ -129,6 +137,8 @@ func TestFewThreadsAreLowered(t *testing.T) {
 		if n := a.flow.lowered; n != 0 {
 			t.Errorf("counts %d that are over", n)
 		}
+		time.Sleep(spareFor) // the Ps are the process's
+		synctest.Wait()
 	})
 }
 
@@ -136,6 +146,14 @@ func TestFewThreadsAreLowered(t *testing.T) {
 // of its own, and what serves the connection keeps its priority.
 func TestThreadsEndWithRequests(t *testing.T) {
 	gate := NewGate(1)
+	t.Cleanup(func() { // the Ps are the process's
+		gate.spare.mu.Lock()
+		gate.spare.until = time.Time{}
+		gate.spare.mu.Unlock()
+		if gate.spare.lapse != nil && gate.spare.lapse.Stop() {
+			gate.spare.lapsed()
+		}
+	})
 	var lowered atomic.Int32
 	work := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		if niceness(t) == lowest {
