@@ -25,6 +25,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"github.com/coreos/go-systemd/v22/daemon"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -349,7 +350,7 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 	case err := <-ended:
 		ended <- nil
 		return err
-	case <-plane.Ready():
+	case <-plane.Serves(): // on a host that starts again all is there but what upstream sees to once more
 	}
 	if err := installCRDs(ctx, plane.RESTConfig(), h.log); err != nil {
 		return err
@@ -363,10 +364,13 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 	if err != nil {
 		return err
 	}
+	startTenants := h.platform.HoldStarts()
+	defer startTenants()
 	if err := h.resume(ctx, r); err != nil {
 		return err
 	}
 	h.route()
+	time.AfterFunc(askPatience, startTenants)
 	mgrCtx, stopManager := context.WithCancel(ctx)
 	defer stopManager()
 	managed := make(chan error, 1)
@@ -377,14 +381,18 @@ func (h *Host) runSystemPlane(ctx context.Context, authority *pki.Authority) err
 	}
 	h.setObjects(mgr.GetClient())
 	defer h.setObjects(nil)
-	h.becomeReady()
-	select {
-	case err := <-ended:
-		ended <- nil
-		stopManager()
-		return errors.Join(err, <-managed)
-	case err := <-managed:
-		return err
+	for ready := plane.Ready(); ; {
+		select {
+		case <-ready:
+			ready = nil
+			h.becomeReady()
+		case err := <-ended:
+			ended <- nil
+			stopManager()
+			return errors.Join(err, <-managed)
+		case err := <-managed:
+			return err
+		}
 	}
 }
 
@@ -394,36 +402,35 @@ func (h *Host) setObjects(c client.Client) {
 	h.objects = c
 }
 
+// askPatience is how long the first tenants to start wait for those that come before
+// them: those for which connections have waited since the port was opened.
+const askPatience = 50 * time.Millisecond
+
 // resume starts the tenants that were here when the last run of this host ended,
 // and returns when the router knows their names: a client that waited for the
 // host is not to be told that its tenant is unknown. It takes back what the last
-// run said of them: nobody shall read Ready before it is so again.
+// run said of them first: nobody shall read Ready before it is so again.
 func (h *Host) resume(ctx context.Context, r *reconciler) error {
 	tenants, err := h.listTenants(ctx)
 	if err != nil {
 		return fmt.Errorf("read tenants: %w", err)
 	}
-	var runs []*runner
+	var here []*v1alpha1.Tenant
 	for i := range tenants {
 		t := &tenants[i]
 		h.mu.Lock()
 		already := h.runners[t.Name] != nil // it is the system plane alone that started again
 		h.mu.Unlock()
 		h.learnNames(t)
-		if already || !t.DeletionTimestamp.IsZero() || !slices.Contains(t.Status.Placement, h.name) {
-			continue
+		if !already && t.DeletionTimestamp.IsZero() && slices.Contains(t.Status.Placement, h.name) {
+			here = append(here, t)
 		}
-		if t.Status.Phase == v1alpha1.TenantReady && len(t.Status.Placement) == 1 {
-			const message = "The host has started; the control plane is waiting for its turn."
-			before := t.DeepCopy()
-			t.Status.Phase = v1alpha1.TenantStarting
-			for _, condition := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionControlPlaneAvailable} {
-				setCondition(t, &t.Status, condition, metav1.ConditionFalse, v1alpha1.ReasonStarting, message)
-			}
-			if err := writeStatus(ctx, r.client, t, before); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("write status of tenant %q: %w", t.Name, err)
-			}
-		}
+	}
+	if err := unsayReady(ctx, r.client, here); err != nil {
+		return err
+	}
+	var runs []*runner
+	for _, t := range here {
 		if run := r.start(t); run != nil {
 			runs = append(runs, run)
 		}
@@ -444,6 +451,30 @@ func (h *Host) resume(ctx context.Context, r *reconciler) error {
 		}
 	}
 	return nil
+}
+
+// unsayReady has the tenants that run on this host alone Starting where they say Ready.
+func unsayReady(ctx context.Context, c client.Client, tenants []*v1alpha1.Tenant) error {
+	const message = "The host has started; the control plane is waiting for its turn."
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(8)
+	for _, t := range tenants {
+		if t.Status.Phase != v1alpha1.TenantReady || len(t.Status.Placement) > 1 {
+			continue
+		}
+		all.Go(func() error {
+			before := t.DeepCopy()
+			t.Status.Phase = v1alpha1.TenantStarting
+			for _, condition := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionControlPlaneAvailable} {
+				setCondition(t, &t.Status, condition, metav1.ConditionFalse, v1alpha1.ReasonStarting, message)
+			}
+			if err := ignoreStale(writeStatus(ctx, c, t, before)); err != nil {
+				return fmt.Errorf("write status of tenant %q: %w", t.Name, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
 }
 
 func (h *Host) newManager(cfg *rest.Config) (ctrl.Manager, *reconciler, error) {

@@ -109,7 +109,7 @@ func (s *Store) round(ctx context.Context, u *upkeep, now time.Time) error {
 		keep, due = u.MinHistory, true
 	}
 	if target := u.before(now.Add(-keep)); due && target > s.CompactRevision() {
-		if err := s.compactTo(ctx, target); err != nil {
+		if err := s.compactTo(ctx, target, true); err != nil {
 			return err
 		}
 		u.freed = true
@@ -197,11 +197,17 @@ func (s *Store) Compact(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("compact storage: %w", err)
 	}
-	return s.compactTo(ctx, s.ledger.mark())
+	return s.compactTo(ctx, s.ledger.mark(), true)
 }
 
-func (s *Store) compactTo(ctx context.Context, rev int64) error {
-	_, err := s.client.Compact(ctx, rev, clientv3.WithCompactPhysical())
+// compactTo drops history up to rev, and if it is to be freed returns when its space is. etcd pauses for 10 ms after
+// each 1,000 revisions then (CompactionSleepInterval).
+func (s *Store) compactTo(ctx context.Context, rev int64, freed bool) error {
+	var options []clientv3.CompactOption
+	if freed {
+		options = append(options, clientv3.WithCompactPhysical())
+	}
+	_, err := s.client.Compact(ctx, rev, options...)
 	if errors.Is(err, rpctypes.ErrCompacted) {
 		return nil
 	}

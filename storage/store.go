@@ -295,7 +295,9 @@ ready:
 		}
 	})
 	if s.alone() {
-		if err := s.compactTo(ctx, kv.Rev()); err != nil {
+		// Nobody has to wait until what is gone is gone from the file as well, unless its space is needed at once.
+		size, _ := s.sizes()
+		if err := s.compactTo(ctx, kv.Rev(), size >= percent(s.cfg.BackendQuota, tightPercent)); err != nil {
 			stop()
 			s.upkeep.Wait()
 			return err

@@ -91,6 +91,11 @@ func (p *Platform) forgetMetrics() {
 	}
 }
 
+// HoldStarts keeps control planes from starting until it is released, but for those
+// that are at it. Meanwhile they can be told to hurry, so that the first to start are
+// those that somebody waits for. The returned function may be called more than once.
+func (p *Platform) HoldStarts() (release func()) { return p.starts.hold() }
+
 // NewPlatform prepares the process (see PrepareProcess) and what its control
 // planes share.
 func NewPlatform(cfg PlatformConfig) (*Platform, error) {

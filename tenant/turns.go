@@ -13,7 +13,8 @@ import (
 type turns struct {
 	mu      sync.Mutex // guards what follows, and every turn
 	free    int
-	waiting []*turn // hurried ones in front; empty while some are free
+	held    int     // nobody gets one while it is above 0
+	waiting []*turn // hurried ones in front; empty while some are free and not held
 }
 
 // turn is one place in the order.
@@ -25,7 +26,7 @@ type turn struct {
 // acquire waits for a turn, which the returned function gives back.
 func (q *turns) acquire(ctx context.Context, t *turn) (release func(), err error) {
 	q.mu.Lock()
-	if q.free > 0 {
+	if q.free > 0 && q.held == 0 {
 		q.free--
 		q.mu.Unlock()
 		return sync.OnceFunc(q.next), nil
@@ -75,15 +76,33 @@ func (q *turns) enqueue(t *turn) {
 	q.waiting = slices.Insert(q.waiting, at, t)
 }
 
+// hold keeps all that wait or come from getting a turn, until it is released: so their
+// order can be settled first.
+func (q *turns) hold() (release func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.held++
+	return sync.OnceFunc(func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.held--
+		q.handOut()
+	})
+}
+
 // next gives a turn back.
 func (q *turns) next() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) == 0 {
-		q.free++
-		return
+	q.free++
+	q.handOut()
+}
+
+// handOut gives what is free to those that wait. Its caller has mu.
+func (q *turns) handOut() {
+	for q.held == 0 && q.free > 0 && len(q.waiting) > 0 {
+		q.free--
+		close(q.waiting[0].ready)
+		q.waiting = slices.Delete(q.waiting, 0, 1)
 	}
-	t := q.waiting[0]
-	q.waiting = slices.Delete(q.waiting, 0, 1)
-	close(t.ready)
 }

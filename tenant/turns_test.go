@@ -77,5 +77,27 @@ func TestTurns(t *testing.T) {
 		if want := []string{"early", "late"}; !slices.Equal(order, want) {
 			t.Errorf("the order is %v, want %v", order, want)
 		}
+
+		// None is handed out while all are held, by whomever; then as many as are free.
+		letGo, letGoToo := q.hold(), q.hold()
+		order = nil
+		for _, name := range []string{"a", "b", "c"} {
+			enter(t.Context(), name)
+		}
+		q.hurry(all["c"])
+		letGo()
+		letGo()
+		synctest.Wait()
+		if len(order) > 0 {
+			t.Errorf("%v have had their turn", order)
+		}
+		letGoToo()
+		synctest.Wait()
+		if want := []string{"c", "a", "b"}; !slices.Equal(order, want) {
+			t.Errorf("the order is %v, want %v", order, want)
+		}
+		if q.free != 1 || len(q.waiting) != 0 {
+			t.Errorf("%d turns are free and %d wait, want 1 and 0", q.free, len(q.waiting))
+		}
 	})
 }
