@@ -159,8 +159,8 @@ bench: bench-programs ## what a tenant costs, in 10 minutes; writes bench/result
 	bin/bench sleep --tenants 50 --used 4 --awake 2 --rounds 3 --settle 25s --idle 15s
 	@echo 'This was the short form: few tenants and short rounds. make bench-long has 100 tenants and more rounds.'
 
-bench-long: bench-programs ## the same with 100 tenants, and workers as root; an hour
-	bin/bench --tenants 6 $(BENCH_FLAGS)
+bench-long: bench-programs ## the same with 100 tenants, and workers as root; an hour and a half
+	bin/bench --tenants 6 --settle 150s $(BENCH_FLAGS)
 	bin/bench neighbour
 	bin/bench router --rounds 9
 	bin/bench api --rounds 9
